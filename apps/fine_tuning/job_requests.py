@@ -22,7 +22,7 @@ from training.settings.row_sources import MAX_TRAIN_FILES
 from training.spec import TrainingSpec
 from training.task import list_tasks
 
-# Paths, accounts and settings of the machine, which only the operator may set.
+# Paths, accounts and settings of the machine, which only the operator may set, and what jobs lack.
 SERVER_SETTINGS = frozenset(
     {
         "base_model",
@@ -35,6 +35,7 @@ SERVER_SETTINGS = frozenset(
         "data_memory_mb",
         "deepspeed",
         "trackers",
+        "adapter",  # the store has complete models only
     }
 )
 

@@ -1,0 +1,138 @@
+"""Which layers of a model get an adapter."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    LlamaConfig,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from training.adapters.layers import add_adapter, plan_adapter
+from training.adapters.names import name_in_file
+from training.settings.adapter_settings import AdapterSettings
+from training.spec import SettingError, TrainingSpec
+
+LLAMA = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+
+
+def make_llama() -> Any:
+    config = LlamaConfig(vocab_size=20, num_attention_heads=2, num_key_value_heads=2, **SIZES)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def make_bert() -> Any:
+    return BertForSequenceClassification(BertConfig(vocab_size=20, num_attention_heads=2, **SIZES))
+
+
+def plan(model: Any, *, has_new_head: bool = False, **settings: Any) -> Any:
+    with torch.device("meta"):
+        return plan_adapter(model, AdapterSettings(**settings), has_new_head=has_new_head)
+
+
+@pytest.mark.parametrize("targets", ["auto", "all-linear"])
+def test_decoder_gets_an_adapter_in_all_layers_but_the_head(targets: str) -> None:
+    assert plan(make_llama(), target_modules=targets).target_modules == set(LLAMA)
+
+
+def test_convolutions_of_gpt2_are_linear_layers() -> None:
+    model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=16, n_layer=2, n_head=2))
+    assert plan(model).target_modules == {"c_attn", "c_fc", "c_proj"}
+
+
+def test_new_head_and_pooler_are_learned_whole() -> None:
+    model = make_bert()
+    config = plan(model, has_new_head=True)
+    assert sorted(config.modules_to_save) == ["bert.pooler", "classifier"]
+    add_adapter(model, AdapterSettings(), has_new_head=True, seed=0)
+    learned = {name for name, one in model.named_parameters() if one.requires_grad}
+    assert {"classifier.modules_to_save.default.weight"} <= learned
+    assert not any("pooler" in name and "lora" in name for name in learned)
+    assert set(model.state_dict()) <= {*learned, "bert.embeddings.position_ids"}
+
+
+def test_image_classifiers() -> None:
+    sizes = {**SIZES, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    vit = plan(ViTForImageClassification(ViTConfig(**sizes)), has_new_head=True)
+    assert "classifier" in vit.modules_to_save
+    resnet = ResNetForImageClassification(ResNetConfig(hidden_sizes=[8, 8, 8, 8], depths=[1] * 4))
+    with pytest.raises(SettingError, match=r"^adapter.target_modules is 'auto', and the model"):
+        plan(resnet)
+    assert plan(resnet, target_modules=["convolution"]).target_modules == {"convolution"}
+
+
+def test_named_layers() -> None:
+    found = plan(make_llama(), target_modules=["q_proj", "layers.1.mlp.up_proj"])
+    assert found.target_modules == {
+        "layers.0.self_attn.q_proj",
+        "layers.1.mlp.up_proj",
+        "layers.1.self_attn.q_proj",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"target_modules": ["query"]},
+            r"^adapter.target_modules has 'query', and the model has no layer with such a name; "
+            r"it has .*'q_proj'",
+        ),
+        ({"modules_to_save": ["norms"]}, r"^adapter.modules_to_save has 'norms'"),
+        (
+            {"rank": 17},
+            r"^adapter.rank is 17, more than 'model.layers.0.self_attn.q_proj' of 16 × 16 has; "
+            r"lower it to at most 16",
+        ),
+    ],
+)
+def test_adapter_that_does_not_fit_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingError, match=told):
+        plan(make_llama(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "told"),
+    [
+        ({"target_modules": "q_proj"}, "adapter.target_modules is 'q_proj', expected 'auto'"),
+        ({"target_modules": []}, "target_modules is empty"),
+        ({"rank": 0}, "adapter.rank"),
+        ({"size": 8}, "adapter.size"),
+    ],
+)
+def test_invalid_settings_are_refused(adapter: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=r"adapter") as caught:
+        TrainingSpec(base_model="m", train_file="r", adapter=adapter)
+    assert told.split(", ")[0] in str(caught.value)
+
+
+def test_pipeline_is_refused() -> None:
+    with pytest.raises(ValueError, match="adapter is set, and a pipeline trains all weights"):
+        TrainingSpec(
+            base_model="m",
+            train_file="r",
+            adapter=AdapterSettings(),
+            strategy="pipeline",
+            zero_stage=1,
+        )
+
+
+def test_names_in_files_are_those_of_peft() -> None:
+    assert name_in_file("model.layers.0.mlp.up_proj.lora_A.default.weight") == (
+        "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+    )
+    assert name_in_file("a.lora_magnitude_vector.default.weight") == (
+        "base_model.model.a.lora_magnitude_vector"
+    )
+    assert name_in_file("classifier.modules_to_save.default.bias") == (
+        "base_model.model.classifier.bias"
+    )
