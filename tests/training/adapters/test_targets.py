@@ -66,16 +66,17 @@ def test_image_classifiers() -> None:
     assert "classifier" in vit.modules_to_save
     resnet = ResNetForImageClassification(ResNetConfig(hidden_sizes=[8, 8, 8, 8], depths=[1] * 4))
     with pytest.raises(SettingError, match=r"^adapter.target_modules is 'auto', and the model"):
-        plan(resnet)
-    assert plan(resnet, target_modules=["convolution"]).target_modules == {"convolution"}
+        plan(resnet, has_new_head=True)
+    found = plan(resnet, has_new_head=True, target_modules=["convolution"])
+    assert found.target_modules == {"convolution"}
 
 
 def test_named_layers() -> None:
     found = plan(make_llama(), target_modules=["q_proj", "layers.1.mlp.up_proj"])
     assert found.target_modules == {
-        "layers.0.self_attn.q_proj",
-        "layers.1.mlp.up_proj",
-        "layers.1.self_attn.q_proj",
+        "0.self_attn.q_proj",
+        "1.mlp.up_proj",
+        "1.self_attn.q_proj",
     }
 
 
@@ -103,7 +104,7 @@ def test_adapter_that_does_not_fit_is_refused(settings: dict[str, Any], told: st
 @pytest.mark.parametrize(
     ("adapter", "told"),
     [
-        ({"target_modules": "q_proj"}, "adapter.target_modules is 'q_proj', expected 'auto'"),
+        ({"target_modules": "q_proj"}, "target_modules is \"q_proj\", expected 'auto'"),
         ({"target_modules": []}, "target_modules is empty"),
         ({"rank": 0}, "adapter.rank"),
         ({"size": 8}, "adapter.size"),
