@@ -67,7 +67,7 @@ def test_image_classifiers() -> None:
     resnet = ResNetForImageClassification(ResNetConfig(hidden_sizes=[8, 8, 8, 8], depths=[1] * 4))
     with pytest.raises(SettingError, match=r"^adapter.target_modules is 'auto', and the model"):
         plan(resnet, has_new_head=True)
-    found = plan(resnet, has_new_head=True, target_modules=["convolution"])
+    found = plan(resnet, has_new_head=True, target_modules=["convolution"], rank=2)
     assert found.target_modules == {"convolution"}
 
 
