@@ -61,7 +61,7 @@ def export_adapter(
         if add_files:
             add_files(building)
         verification = Verification(
-            checks=(values, *_check_adapter(building, spec, objective, probe))
+            checks=(values, *_check_adapter(building, spec, dtype, objective, probe))
         )
         verification.write(building)
         if not verification.passed:
@@ -123,7 +123,11 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _check_adapter(
-    directory: Path, spec: TrainingSpec, objective: Objective, probe: Probe | None
+    directory: Path,
+    spec: TrainingSpec,
+    dtype: torch.dtype,
+    objective: Objective,
+    probe: Probe | None,
 ) -> list[Check]:
     """Load the adapter with PEFT on its base model, and compare its logits with the training's."""
     from peft import PeftModel
@@ -137,4 +141,4 @@ def _check_adapter(
         reason = str(exc).replace(str(directory), directory.name)
         return [Check(name="loads", passed=False, detail=f"it does not load: {reason}")]
     loads = Check(name="loads", passed=True, detail="it loads on its base model")
-    return [loads, check_logits(model.eval(), probe, trained_in)]
+    return [loads, check_logits(model.eval(), probe, is_rounded=dtype != trained_in)]

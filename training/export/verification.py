@@ -102,11 +102,14 @@ def check_model(
     loads = Check(name="loads", passed=not faults, detail=detail)
     if faults:
         return [loads]
-    return [loads, check_logits(model.eval(), probe, trained_in)]
+    return [loads, check_logits(model.eval(), probe, is_rounded=model.dtype != trained_in)]
 
 
-def check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> Check:
-    """Compare the logits of a model with those in training, in the precision `trained_in`."""
+def check_logits(model: Any, probe: Probe | None, *, is_rounded: bool) -> Check:
+    """Compare the logits of a model with those in training.
+
+    `is_rounded` tells whether its weights were rounded to another dtype since.
+    """
     if probe is None:
         detail = "the checkpoint was saved without answers to compare with"
         return Check(name="logits", passed=None, detail=detail)
@@ -118,7 +121,7 @@ def check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> Ch
         detail = f"logits {tuple(found.shape)}, in training {tuple(probe.logits.shape)}"
         return Check(name="logits", passed=False, detail=detail)
     difference = float((found - probe.logits).norm() / probe.logits.norm())
-    tolerances = _TOLERANCES if model.dtype == trained_in else _ROUNDED_TOLERANCES
+    tolerances = _ROUNDED_TOLERANCES if is_rounded else _TOLERANCES
     allowed = tolerances[model.dtype]
     detail = f"logits differ from those in training by {difference:.2g} of their norm"
     is_close = difference <= allowed  # false for NaN too
