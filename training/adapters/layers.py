@@ -26,7 +26,7 @@ def plan_adapter(
     saved = find_saved_modules(model, settings, has_new_head=has_new_head)
     return LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.scale_numerator,  # type: ignore[arg-type]  # PEFT divides it
+        lora_alpha=settings.scale_numerator,  # PEFT divides it
         lora_dropout=settings.dropout,
         target_modules=choose_targets(model, settings, saved),
         modules_to_save=saved or None,
