@@ -1,6 +1,7 @@
 """The report of a training loop on its steps: durations and token counts."""
 
 import math
+import resource
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,10 +30,13 @@ class StepClock:
 
         tokens = torch.tensor(num_tokens, dtype=torch.int64)
         dist.all_reduce(tokens)
+        peak = torch.tensor(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # KiB on Linux
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
         assert math.isfinite(loss), f"the loss is {loss}"
         return {
             **summarise_steps(self._ends_s, tokens.tolist()),
             "last_loss": round(loss, 4),
+            "peak_memory_mb": int(peak) // 1024,
             **_describe_engine(engine),
         }
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import transformers.training_args
 from accelerate import PartialState
 from datasets import load_dataset
+from peft import get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,6 +33,7 @@ from transformers import (
 
 from benchmarks.train_peers.report import StepClock
 from benchmarks.workbench import LEARNING_RATE, NUM_WORKERS, Workbench
+from training.adapters.layers import plan_adapter
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -76,7 +78,7 @@ def main() -> None:
     arguments = _make_arguments(bench, changes)
     collator, clock = CountingCollator(AutoTokenizer.from_pretrained(bench.model)), Clock()
     trainer = Trainer(
-        model=AutoModelForCausalLM.from_pretrained(bench.model),
+        model=_load_model(bench),
         args=arguments,
         train_dataset=load_dataset("json", data_files=str(bench.tokens_file), split="train"),
         data_collator=collator,
@@ -89,6 +91,14 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(report), flush=True)
     dist.destroy_process_group()
+
+
+def _load_model(bench: Workbench) -> Any:
+    """Load the model; with PEFT's adapter if our spec has one, of the same layers and rank."""
+    model = AutoModelForCausalLM.from_pretrained(bench.model)
+    if (settings := bench.read_spec().adapter) is None:
+        return model
+    return get_peft_model(model, plan_adapter(model, settings, has_new_head=False))
 
 
 def _count_our_rows(bench: Workbench) -> int:
