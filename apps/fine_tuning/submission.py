@@ -17,7 +17,7 @@ from apps.fine_tuning.index.run_lookup import require_lineage
 from apps.fine_tuning.job_requests import FineTuneRequest, parse_fine_tune
 from apps.fine_tuning.validation.row_task import choose_preview_task
 from apps.fine_tuning.validation.row_validation import (
-    RowCounts,
+    RowCountsObject,
     SlowRowsError,
     are_quick,
     count_rows,
@@ -203,7 +203,7 @@ class JobCreator:
 
     def _count_rows(
         self, file_id: str, file: Path, spec: TrainingSpec, model_id: str | None
-    ) -> RowCounts | FileCheck | None:
+    ) -> RowCountsObject | FileCheck | None:
         """Return the counts of a file's rows, by reading them if that is quick.
 
         Otherwise returns the counts of the file's check if that used `model_id`, and None if not;

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pydantic import Field
 from ray import serve
 
+from serving.classification.batcher import Batcher
 from serving.classification.class_scores import rank_labels
 from serving.classification.classifier_pool import ClassifierPool, LoadedClassifier
 from serving.classification.embedding_request import EmbeddingRequest
@@ -43,7 +44,6 @@ CLASSIFIER_CPUS = 0.1
 CLASSIFIER_CAPACITY = 64
 """Requests that one replica works on at once; as many may be queued."""
 MAX_BATCH_SIZE = 64
-BATCH_WAIT_S = 0.002
 MAX_HELD_BYTES = 1 << 30
 """Most bytes of the processed images of one request, and of all requests together."""
 _HELD_RETRY_AFTER_S = 1
@@ -84,6 +84,7 @@ class ClassifierReplica:
         self._metrics = GeneratorMetrics(log_texts=settings.log_texts)
         self._encoding = DedicatedThread("encode-texts")
         self._computing = DedicatedThread("classify-texts")
+        self._batcher = Batcher(self._predict_all, MAX_BATCH_SIZE)
         self._held_bytes = 0  # of encoded inputs
         self._answering: dict[str, StoredModel] = {}  # the model that answers for each alias
 
@@ -135,7 +136,7 @@ class ClassifierReplica:
         with self._hold(num_inputs * loaded.predictor.input_bytes):
             encoded = await self._encoding.run(loaded.predictor.encode, request)
             record.num_prompt_tokens = sum(one.num_tokens for one in encoded)
-            rows = await asyncio.gather(*(self._predict(_Item(loaded, one)) for one in encoded))
+            rows = await self._batcher.run([_Item(loaded, one) for one in encoded])
         found: list[_Row] = []
         for row in rows:
             if isinstance(row, EngineDeadError):
@@ -191,22 +192,9 @@ class ClassifierReplica:
             self._answering[name] = loaded.stored
         return loaded
 
-    async def _predict(self, item: _Item) -> _Row | EngineDeadError:
-        """Compute the row of one input."""
-        (row,) = await self._predict_all([item])
-        return row
-
     async def _predict_all(self, items: list[_Item]) -> list[_Row | EngineDeadError]:
-        """Compute the rows of inputs, each with its own model."""
+        """Compute the rows of inputs of concurrent requests, each with its own model."""
         return await self._computing.run(compute_rows, items)
-
-
-class ClassifierDeployment(ClassifierReplica):
-    """A replica in Serve, which computes the inputs of concurrent requests together."""
-
-    @serve.batch(max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=BATCH_WAIT_S)
-    async def _predict(self, items: list[_Item]) -> list[_Row | EngineDeadError]:
-        return await self._predict_all(items)
 
 
 def compute_rows(items: Sequence[_Item]) -> list[_Row | EngineDeadError]:
@@ -255,5 +243,5 @@ Classifier = serve.deployment(
     max_queued_requests=CLASSIFIER_CAPACITY,
     graceful_shutdown_timeout_s=10.0,
     ray_actor_options={"num_cpus": CLASSIFIER_CPUS},
-)(ClassifierDeployment)
+)(ClassifierReplica)
 """The deployment: `Classifier.bind(ClassifierReplicaSettings(...))`."""

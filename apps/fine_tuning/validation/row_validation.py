@@ -44,7 +44,7 @@ _PROGRESS_NAME = "progress.json"
 _PROGRESS_INTERVAL_S = 1.0
 
 
-class RowCounts(TypedDict):
+class RowCountsObject(TypedDict):
     """A summary of the rows of a file."""
 
     format: str
@@ -249,7 +249,7 @@ def _prepare_first(
     raise first
 
 
-def _count_images(path: Path, on_bytes: OnBytes, known: "KnownFile | None") -> RowCounts:
+def _count_images(path: Path, on_bytes: OnBytes, known: "KnownFile | None") -> RowCountsObject:
     """Check an archive of images; it has no tokens, and no model is needed."""
     from training.data.images.image_check import check_images
 
@@ -270,13 +270,13 @@ def _count_images(path: Path, on_bytes: OnBytes, known: "KnownFile | None") -> R
     }
 
 
-def count_rows(prepared: "PreparedData") -> RowCounts:
+def count_rows(prepared: "PreparedData") -> RowCountsObject:
     """Summarise rows: their number, their tokens, and the share of tokens that are learned."""
     summary = prepared.summary
     is_labelled = "label_counts" in summary
     num_learned_tokens = 0 if is_labelled else summary["num_learned_tokens"]
     share = num_learned_tokens / max(1, summary["num_tokens"])
-    counts: RowCounts = {
+    counts: RowCountsObject = {
         "format": summary["format"],
         "max_length": summary["max_length"],
         "num_rows": summary["num_rows"],
