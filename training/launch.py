@@ -216,12 +216,14 @@ def _export_trained(
     """Write the model, or the adapter, that our own loop has trained."""
     from training.export.adapter import export_adapter
     from training.export.consolidate import consolidate_checkpoint
+    from training.export.merged import export_merged
     from training.model import DTYPES
 
     dtype = DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype]
     objective = find_task(spec.task).open_objective(spec, run.read_data_summary())
     if spec.adapter is not None:
-        return export_adapter(
+        export = export_merged if spec.adapter.export == "merged" else export_adapter
+        return export(
             checkpoint,
             spec,
             spec.adapter,

@@ -56,8 +56,7 @@ def export_adapter(
         raise ConsolidationError(f"{str(output)!r} already exists; it was not changed")
     probe = read_probe(checkpoint)
     with build_in_scratch(output.parent, f".{output.name}.building-") as building:
-        _write_settings(spec, settings, building, dtype, objective)
-        values = _write_weights(checkpoint, building, dtype, probe)
+        values = write_adapter(checkpoint, spec, settings, building, probe, objective, dtype)
         if add_files:
             add_files(building)
         verification = Verification(
@@ -68,6 +67,23 @@ def export_adapter(
             raise reject_model(building, output, verification)
         durable.publish_directory(building, output)
     return verification
+
+
+def write_adapter(
+    checkpoint: Path,
+    spec: TrainingSpec,
+    settings: AdapterSettings,
+    directory: Path,
+    probe: Probe | None,
+    objective: Objective,
+    dtype: torch.dtype,
+) -> Check:
+    """Write the adapter of a checkpoint and its companions; returns the check of its values.
+
+    Raises `ShardsError` and `ConsolidationError`.
+    """
+    _write_settings(spec, settings, directory, dtype, objective)
+    return _write_weights(checkpoint, directory, dtype, probe)
 
 
 def _write_settings(
@@ -130,15 +146,24 @@ def _check_adapter(
     probe: Probe | None,
 ) -> list[Check]:
     """Load the adapter with PEFT on its base model, and compare its logits with the training's."""
-    from peft import PeftModel
-
     trained_in = DTYPES["fp32" if spec.strategy == "ddp" else spec.precision]
-    plain = spec.model_copy(update={"adapter": None, "activation_checkpointing": False})
-    base: Any = load_model(plain, objective, dtype=trained_in)
     try:
-        model: Any = PeftModel.from_pretrained(base, str(directory))
+        model = load_with_adapter(directory, spec, objective, trained_in)
     except Exception as exc:  # noqa: BLE001 - every error belongs in the report
         reason = str(exc).replace(str(directory), directory.name)
         return [Check(name="loads", passed=False, detail=f"it does not load: {reason}")]
     loads = Check(name="loads", passed=True, detail="it loads on its base model")
     return [loads, check_logits(model.eval(), probe, is_rounded=dtype != trained_in)]
+
+
+def load_with_adapter(
+    directory: Path, spec: TrainingSpec, objective: Objective, dtype: torch.dtype
+) -> Any:
+    """Load the base model of a spec in `dtype`, with an adapter in PEFT's layout.
+
+    Raises what transformers and PEFT raise for a file that does not fit.
+    """
+    from peft import PeftModel
+
+    plain = spec.model_copy(update={"adapter": None, "activation_checkpointing": False})
+    return PeftModel.from_pretrained(load_model(plain, objective, dtype=dtype), str(directory))

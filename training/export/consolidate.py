@@ -33,7 +33,7 @@ from training.export.verification import (
     reject_model,
 )
 from training.export.weight_files import WrittenWeights, write_weights
-from training.export.zero_shards import ShardsError, open_weights
+from training.export.zero_shards import ShardsError, StoredWeights, open_weights
 from training.model import DTYPES
 from training.run.folder import RunFolder
 from training.task import Objective, find_task, open_default_objective
@@ -75,7 +75,7 @@ def consolidate_checkpoint(
     probe = read_probe(checkpoint)
     with build_in_scratch(output.parent, f".{output.name}.building-") as building:
         hashes, values = write_model(
-            checkpoint,
+            open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32),
             base_model,
             building,
             probe,
@@ -99,7 +99,7 @@ def consolidate_checkpoint(
 
 
 def write_model(
-    checkpoint: Path,
+    weights: StoredWeights,
     base_model: str,
     directory: Path,
     probe: Probe | None,
@@ -113,9 +113,9 @@ def write_model(
     """Write weights, configuration and tokenizer into a directory, and check every value.
 
     Returns the manifest entries (size and hash) of the weight files, and the check of the values
-    against those of `probe` in training. Raises as `consolidate_checkpoint` does.
+    against those of `probe` in training. Raises `ConsolidationError` as `consolidate_checkpoint`
+    does.
     """
-    weights = open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32)
     config = open_config(base_model, dtype, objective)
     model = build_meta_model(config, dtype, objective.task.model_class)
     written = write_weights(weights, model, directory, dtype, shard_bytes, on_progress)

@@ -71,6 +71,11 @@ class AdapterSettings(BaseModel):
         description="Layers with an adapter: 'auto', the linear layers of the model's repeated "
         "blocks; 'all-linear', all except the head; or the ends of their names.",
     )
+    export: Literal["adapter", "merged"] = Field(
+        "adapter",
+        description="What the run leaves: the 'adapter' in PEFT's layout, or a complete model with "
+        "the adapter 'merged' into its weights.",
+    )
     modules_to_save: _Names = Field(
         (),
         description="Modules that are learned whole, and are part of the adapter: the ends of "
