@@ -22,6 +22,7 @@ from tests.tiny_model import build_tiny_model
 from training.checkpoint.format import find_shards
 from training.checkpoint.reference_logits import make_prompt, read_probe
 from training.export.adapter import ADAPTER_WEIGHTS, export_adapter
+from training.export.merged import export_merged
 from training.export.zero_shards import open_weights
 from training.task import open_default_objective
 
@@ -151,3 +152,16 @@ def test_exported_adapter_has_the_logits_of_training(folder: Path, tmp_path: Pat
         assert torch.allclose(adapted, probe.logits, atol=1e-4)
         assert torch.allclose(merged, adapted, atol=1e-4)
         assert not torch.allclose(plain, adapted, atol=1e-2)
+        whole = tmp_path / f"{case.checkpoint.name}-merged"
+        verification = export_merged(
+            case.checkpoint,
+            spec,
+            spec.adapter,
+            whole,
+            dtype=torch.float32,
+            objective=open_default_objective(),
+        )
+        assert verification.passed
+        complete = AutoModelForCausalLM.from_pretrained(whole)
+        with torch.no_grad():
+            assert torch.allclose(complete(**prompt).logits[0], adapted, atol=1e-4)
