@@ -82,7 +82,7 @@ def test_model_with_invalid_settings_is_rejected(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = GenerationConfig(eos_token_id=9999)
-    monkeypatch.setattr("training.export.consolidate.load_generation_config", lambda _: odd)
+    monkeypatch.setattr("training.export.companions.load_generation_config", lambda _: odd)
     checkpoint = write_whole(tmp_path / "c", AutoModelForCausalLM.from_pretrained(model))
     with pytest.raises(
         RejectedError,
