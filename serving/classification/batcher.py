@@ -1,7 +1,6 @@
 """Batches of the inputs of concurrent requests."""
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -10,18 +9,27 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[T, R]):
-    """Computes the inputs that wait, at most `max_size` at a time, once the last batch has ended.
+    """Computes inputs that wait together, once the last batch has ended.
 
     So an input that comes alone does not wait, and the longer a batch takes, the larger is the next
     one. Ray's `serve.batch` forms its batches earlier, in a fixed time after the first input: under
-    load most had one or two inputs, and they waited for each other. `compute` returns a result for
-    each input. Use from one event loop only.
+    load most had one or two inputs, and they waited for each other.
+
+    `choose` gets the `max_waiting` inputs that have waited longest, and returns the indices of the
+    next batch: the first, and others. `compute` returns a result for each input. Use from one event
+    loop only.
     """
 
-    def __init__(self, compute: Callable[[list[T]], Awaitable[Sequence[R]]], max_size: int) -> None:
+    def __init__(
+        self,
+        choose: Callable[[Sequence[T]], Sequence[int]],
+        compute: Callable[[list[T]], Awaitable[Sequence[R]]],
+        max_waiting: int,
+    ) -> None:
+        self._choose = choose
         self._compute = compute
-        self._max_size = max_size
-        self._waiting: deque[tuple[T, asyncio.Future[R]]] = deque()
+        self._max_waiting = max_waiting
+        self._waiting: list[tuple[T, asyncio.Future[R]]] = []
         self._computing: asyncio.Task[None] | None = None
 
     async def run(self, inputs: Sequence[T]) -> list[R]:
@@ -44,11 +52,14 @@ class Batcher(Generic[T, R]):
             self._computing = None
 
     def _take_batch(self) -> list[tuple[T, asyncio.Future[R]]]:
-        batch: list[tuple[T, asyncio.Future[R]]] = []
-        while self._waiting and len(batch) < self._max_size:
-            item, result = self._waiting.popleft()
-            if not result.done():  # else its call was cancelled
-                batch.append((item, result))
+        # The result of a call that was cancelled is done.
+        self._waiting = [(item, result) for item, result in self._waiting if not result.done()]
+        if not self._waiting:
+            return []
+        chosen = self._choose([item for item, _ in self._waiting[: self._max_waiting]])
+        batch = [self._waiting[index] for index in chosen]
+        for index in sorted(chosen, reverse=True):
+            del self._waiting[index]
         return batch
 
     async def _compute_batch(self, batch: Sequence[tuple[T, asyncio.Future[R]]]) -> None:

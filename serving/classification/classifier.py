@@ -14,6 +14,7 @@ from serving.classification.batcher import Batcher
 from serving.classification.class_scores import rank_labels
 from serving.classification.classifier_pool import ClassifierPool, LoadedClassifier
 from serving.classification.embedding_request import EmbeddingRequest
+from serving.classification.passes import plan_passes
 from serving.classification.request import ClassifyRequest
 from serving.classification.wire import ClassifyAnswer, ClassifyCall, EmbedAnswer, EmbedCall
 from serving.errors import (
@@ -84,7 +85,7 @@ class ClassifierReplica:
         self._metrics = GeneratorMetrics(log_texts=settings.log_texts)
         self._encoding = DedicatedThread("encode-texts")
         self._computing = DedicatedThread("classify-texts")
-        self._batcher = Batcher(self._predict_all, MAX_BATCH_SIZE)
+        self._batcher = Batcher(choose_pass, self._predict_all, MAX_BATCH_SIZE)
         self._held_bytes = 0  # of encoded inputs
         self._answering: dict[str, StoredModel] = {}  # the model that answers for each alias
 
@@ -195,6 +196,17 @@ class ClassifierReplica:
     async def _predict_all(self, items: list[_Item]) -> list[_Row | EngineDeadError]:
         """Compute the rows of inputs of concurrent requests, each with its own model."""
         return await self._computing.run(compute_rows, items)
+
+
+def choose_pass(items: Sequence[_Item]) -> list[int]:
+    """Return the inputs of the next forward pass: the first, and those like it.
+
+    That is of the same model and of similar lengths. The others wait for a pass with inputs that
+    arrive until then, so that a pass does not end for all clients at once.
+    """
+    own = [index for index, item in enumerate(items) if item.loaded is items[0].loaded]
+    passes = plan_passes([max(1, items[index].encoded.num_tokens) for index in own])
+    return next([own[place] for place in chosen] for chosen in passes if 0 in chosen)
 
 
 def compute_rows(items: Sequence[_Item]) -> list[_Row | EngineDeadError]:

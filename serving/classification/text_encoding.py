@@ -7,13 +7,10 @@ import torch
 
 from model_files.pad_id import find_pad_id
 from model_files.tokenizer_faults import translate_faults
+from serving.classification.passes import plan_passes
 from serving.classification.request import ClassifiedText
 from serving.errors import InvalidRequestError
 
-MAX_BATCH_TOKENS = 4_096
-"""Most tokens of one forward pass, padding included, unless a single input has more."""
-PASS_TOKENS = 32
-"""What the calls of one forward pass cost besides its computation, as tokens."""
 _UNLIMITED_CONTEXT = 1_000_000  # tokenizers report 10^30 if it is unknown
 
 
@@ -79,7 +76,7 @@ class TextEncoding:
         in fp32.
         """
         found: list[tuple[float, ...]] = [()] * len(inputs)
-        for indices in plan_batches([one.num_tokens for one in inputs]):
+        for indices in plan_passes([one.num_tokens for one in inputs]):
             with torch.inference_mode():
                 rows = compute(indices, self._pad([inputs[index] for index in indices]))
             for index, row in zip(indices, rows.tolist(), strict=True):
@@ -127,30 +124,6 @@ class TextEncoding:
             EncodedText(tuple(ids), tuple(kinds))
             for ids, kinds in zip(encoded["input_ids"], types, strict=True)
         ]
-
-
-def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the indices of the rows of each batch: similar lengths, in ascending order.
-
-    A batch costs the tokens of all its rows, each padded to the longest, and `PASS_TOKENS`; the
-    batches are those of the lowest cost. None has more than `MAX_BATCH_TOKENS` unless it is a
-    single row.
-    """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    costs, starts = [0], [0]  # of the cheapest batches of the first rows, and where the last begins
-    for end, index in enumerate(order, 1):
-        fitting = max(1, MAX_BATCH_TOKENS // lengths[index])
-        cost, start = min(
-            (costs[start] + (end - start) * lengths[index] + PASS_TOKENS, start)
-            for start in range(max(0, end - fitting), end)
-        )
-        costs.append(cost)
-        starts.append(start)
-    batches, end = [], len(order)
-    while end:
-        batches.append(order[starts[end] : end])
-        end = starts[end]
-    return batches[::-1]
 
 
 def _pad(rows: Sequence[Sequence[int]], length: int, pad: int) -> torch.Tensor:

@@ -1,12 +1,18 @@
 """Batches of the inputs of concurrent requests."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from serving.classification.batcher import Batcher
 
 pytestmark = pytest.mark.anyio
+
+
+def choose_first(numbers: Sequence[int]) -> list[int]:
+    """Choose the first two numbers of the same parity."""
+    return [i for i, number in enumerate(numbers) if (number - numbers[0]) % 2 == 0][:2]
 
 
 class Squares:
@@ -26,17 +32,17 @@ class Squares:
 
 async def test_inputs_that_come_during_a_batch_make_the_next_one() -> None:
     squares = Squares()
-    batcher = Batcher(squares.compute, max_size=3)
+    batcher = Batcher(choose_first, squares.compute, max_waiting=3)
     first = asyncio.create_task(batcher.run([1]))
     while not squares.batches:
         await asyncio.sleep(0)
-    others = [asyncio.create_task(batcher.run([number, number + 10])) for number in (2, 4)]
+    others = [asyncio.create_task(batcher.run([number, number + 10])) for number in (2, 5, 4)]
     await asyncio.sleep(0)
-    for _ in range(3):
+    for _ in range(4):
         squares.allowed.release()
     assert await first == [1]
-    assert await asyncio.gather(*others) == [[4, 144], [16, 196]]
-    assert squares.batches == [[1], [2, 12, 4], [14]]
+    assert await asyncio.gather(*others) == [[4, 144], [25, 225], [16, 196]]
+    assert squares.batches == [[1], [2, 12], [5, 15], [4, 14]]
     squares.allowed.release()
     assert await batcher.run([5]) == [25]
     assert await batcher.run([]) == []
@@ -44,7 +50,7 @@ async def test_inputs_that_come_during_a_batch_make_the_next_one() -> None:
 
 async def test_failed_batch_fails_its_calls_only() -> None:
     squares = Squares()
-    batcher = Batcher(squares.compute, max_size=1)
+    batcher = Batcher(lambda _: [0], squares.compute, max_waiting=1)
     calls = [asyncio.create_task(batcher.run([number])) for number in (13, 3)]
     squares.allowed.release()
     squares.allowed.release()
@@ -55,7 +61,7 @@ async def test_failed_batch_fails_its_calls_only() -> None:
 
 async def test_cancelled_call_takes_its_inputs_back() -> None:
     squares = Squares()
-    batcher = Batcher(squares.compute, max_size=8)
+    batcher = Batcher(choose_first, squares.compute, max_waiting=8)
     first = asyncio.create_task(batcher.run([1]))
     while not squares.batches:
         await asyncio.sleep(0)

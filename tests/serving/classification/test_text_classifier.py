@@ -1,6 +1,5 @@
 """One loaded classifier, compared with plain transformers."""
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from serving.classification.class_scores import rank_labels
 from serving.classification.request import ClassifyRequest, parse_classify_request
 from serving.classification.text_classifier import TextClassifier
-from serving.classification.text_encoding import PASS_TOKENS, plan_batches
 from serving.errors import EngineDeadError, InvalidRequestError
 from serving.tasks.sequence_classification import TASK
 from tests.serving.classification.conftest import build_classifier
@@ -80,29 +78,6 @@ def test_model_without_its_head_is_refused(tmp_path: Path) -> None:
     folder = build_tiny_encoder(tmp_path / "encoder")
     with pytest.raises(EngineDeadError, match="missing keys: bert.pooler.*classifier"):
         load(folder)
-
-
-def test_batches_have_similar_lengths_and_a_limit() -> None:
-    assert plan_batches([10, 4000, 20, 5000, 30]) == [[0, 2, 4], [1], [3]]
-    assert plan_batches([30, 10, 31, 10, 10]) == [[1, 3, 4], [0, 2]]
-    assert plan_batches([10] * 500) == [list(range(91)), *(list(range(n, n + 409)) for n in [91])]
-    assert plan_batches([]) == []
-
-
-def test_batches_cost_least() -> None:
-    lengths = [3, 90, 14, 15, 40, 16, 41]
-    ordered = sorted(lengths)
-
-    def find_cost(ends: tuple[int, ...]) -> int:
-        parts = itertools.pairwise((0, *ends, len(lengths)))
-        return sum((end - start) * ordered[end - 1] + PASS_TOKENS for start, end in parts)
-
-    places = range(1, len(lengths))
-    divisions = (itertools.combinations(places, number) for number in range(len(lengths)))
-    least = min(map(find_cost, itertools.chain.from_iterable(divisions)))
-    found = plan_batches(lengths)
-    padded = [len(batch) * max(lengths[index] for index in batch) for batch in found]
-    assert sum(padded) + len(found) * PASS_TOKENS == least
 
 
 def test_images_are_refused(classifier_folder: Path) -> None:
