@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from model_files import loading
+from serving.cpu.packed_linear import pack_linear_layers
 from serving.errors import EngineDeadError
 from serving.served_task import DEFAULT_TASK, ServedTask, find_served_task
 
@@ -35,8 +36,10 @@ def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def load_predicting_model(path: Path, task: ServedTask) -> Any:
-    """Load a model of a task on the CPU, as strictly as `load_model`."""
-    return _load_weights(path, getattr(transformers, task.model_class), task)
+    """Load a model of a task on the CPU, as strictly as `load_model`, with packed layers."""
+    model = _load_weights(path, getattr(transformers, task.model_class), task)
+    pack_linear_layers(model)
+    return model
 
 
 def _load_weights(path: Path, auto_class: Any, task: ServedTask, **settings: Any) -> Any:
