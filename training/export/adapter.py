@@ -1,7 +1,8 @@
 """Export of a checkpoint's adapter as a verified directory in PEFT's own layout.
 
 Beside `adapter_config.json` and `adapter_model.safetensors`, which are PEFT's, the directory has
-the configuration, the tokenizer and the settings of generation of a complete model.
+the tokenizer and the settings of generation. It has no `config.json`, by which transformers would
+take it for a complete model.
 """
 
 import math
@@ -102,8 +103,6 @@ def _write_settings(
     planned.base_model_name_or_path = name_source(spec.base_model)
     planned.inference_mode = True
     planned.save_pretrained(str(directory))
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(directory)
     save_inputs(spec.base_model, config, directory, objective, spec.template_arguments)
 
 

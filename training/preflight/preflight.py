@@ -67,6 +67,7 @@ def check_base_model(base_model: str, task: Task) -> None:
         check_unquantised(config, name)
         if folder is None:
             return
+        _refuse_adapter(folder)
         read_weight_headers(folder)
     except ValueError as exc:
         raise UnfitModelError(f"base_model {name!r} cannot be fine-tuned: {exc}") from exc
@@ -74,6 +75,15 @@ def check_base_model(base_model: str, task: Task) -> None:
         files = sorted(folder.glob("*.safetensors*"))
         found = tuple((path.name, (s := path.stat()).st_size, s.st_mtime_ns) for path in files)
         _compare_weights(base_model, folder, task.model_class, task.adds_head, found)
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Raise `ValueError` for a model with an adapter, which transformers would load with it."""
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            "it has an adapter of PEFT (adapter_config.json); merge it with its base model "
+            "(merge_and_unload) and save the result"
+        )
 
 
 def count_parameters(base_model: str) -> int | None:
