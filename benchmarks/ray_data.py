@@ -2,11 +2,11 @@
 
     python -m benchmarks.ray_data --megabytes 2048
 
-A folder of JSONL files is generated. Part one checks and streams all of it on a cluster of its own
+A folder of JSONL files is generated. Part one checks and streams texts on a cluster of its own
 whose object store has `--store-megabytes`: `worker_rss_mb` and `task_rss_mb` are the largest
 resident memory of a worker and of a task's process, shared memory included, and `spilled_mb` is
 what Ray wrote to disk because the store was full. Part two trains `--compared-megabytes` of the
-same rows with both engines in turn, in the same order: `ratio` is the tokens per second of `ray`
+chats with both engines in turn, in the same order: `ratio` is the tokens per second of `ray`
 through those of `local`, over all steps after the first tenth, and `loss_difference` the largest
 difference of the loss of a step, relative. Seconds of preparation are those before the first step.
 Last line: one JSON object.
@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -38,6 +39,7 @@ from storage import durable
 from training.data.ray_data.pipelines import TASK_CPUS
 
 _FILE_BYTES = 64 << 20
+_CHATS_IN_TEXT = 8
 _POLL_S = 0.5
 _SPILLED = re.compile(r"Spilled ([\d.]+) MiB")
 
@@ -58,32 +60,51 @@ def main() -> int:
         folder = Path(name)
         streamed: dict[str, Any] = {}
         if options.megabytes:
-            _write_rows(folder / "rows", options.megabytes << 20)
+            _write_rows(folder / "rows", options.megabytes << 20, _make_text)
             streamed = _stream(folder, options.store_megabytes, options.steps)
             print(json.dumps(streamed), file=sys.stderr)
         compared: dict[str, Any] = {}
         if options.rounds:
-            _write_rows(folder / "few", options.compared_megabytes << 20)
+            _write_rows(folder / "few", options.compared_megabytes << 20, _make_chat)
             compared = _compare(folder, options.compared_steps, options.rounds)
     print(json.dumps({**vars(options), **streamed, **compared, **describe_machine()}))
     return 0
 
 
-def _write_rows(folder: Path, num_bytes: int) -> None:
-    """Write rows of the handbook in random order, with numbers that make them differ."""
+def _write_rows(folder: Path, num_bytes: int, make_row: Callable[[random.Random], Any]) -> None:
+    """Write files of rows, all different."""
     folder.mkdir()
     random_rows = random.Random(0)  # noqa: S311 - data, no secret
-    rows = [json.loads(line) for line in DEMO_ROWS.read_text().splitlines()]
     number = written = 0
     while written < num_bytes:
         with (folder / f"rows-{number:04d}.jsonl").open("w") as file:
             end = min(num_bytes, written + _FILE_BYTES)
             while written < end:
-                row = json.loads(json.dumps(random_rows.choice(rows)))
-                for message in row["messages"]:
-                    message["content"] += f" {random_rows.randrange(10**9)}"
-                written += file.write(json.dumps(row) + "\n")
+                written += file.write(json.dumps(make_row(random_rows)) + "\n")
         number += 1
+
+
+@cache
+def _read_chats() -> list[list[dict[str, str]]]:
+    """Read the chats of the handbook."""
+    return [json.loads(line)["messages"] for line in DEMO_ROWS.read_text().splitlines()]
+
+
+def _make_chat(random_rows: random.Random) -> Any:
+    """Make a chat of the handbook, with numbers that make it differ from others."""
+    messages = random_rows.choice(_read_chats())
+    return {
+        "messages": [
+            {**message, "content": f"{message['content']} {random_rows.randrange(10**9)}"}
+            for message in messages
+        ]
+    }
+
+
+def _make_text(random_rows: random.Random) -> Any:
+    """Make a text of several chats, which is read much faster than a chat is rendered."""
+    chats = (_make_chat(random_rows)["messages"] for _ in range(_CHATS_IN_TEXT))
+    return {"text": " ".join(message["content"] for chat in chats for message in chat)}
 
 
 def _stream(folder: Path, store_mb: int, num_steps: int) -> dict[str, Any]:
