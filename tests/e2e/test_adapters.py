@@ -34,7 +34,6 @@ STRATEGIES: list[dict[str, Any]] = [
     {"zero_stage": 0},
     {"zero_stage": 2},
     {"zero_stage": 3},
-    {"strategy": "ddp"},
 ]
 
 
