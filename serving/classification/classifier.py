@@ -85,7 +85,7 @@ class ClassifierReplica:
         self._metrics = GeneratorMetrics(log_texts=settings.log_texts)
         self._encoding = DedicatedThread("encode-texts")
         self._computing = DedicatedThread("classify-texts")
-        self._batcher = Batcher(choose_pass, self._predict_all, MAX_BATCH_SIZE)
+        self._batcher = Batcher(choose_pass, self._predict, MAX_BATCH_SIZE)
         self._held_bytes = 0  # of encoded inputs
         self._answering: dict[str, StoredModel] = {}  # the model that answers for each alias
 
@@ -131,19 +131,13 @@ class ClassifierReplica:
     ) -> list[_Row]:
         """Return the row of each input.
 
-        Raises `InvalidRequestError` if its inputs take too much memory, and `OverloadedError` if
-        they do with those of other requests.
+        Raises `InvalidRequestError` if its inputs take too much memory, `OverloadedError` if they
+        do with those of other requests, and `EngineDeadError` if the model fails.
         """
         with self._hold(num_inputs * loaded.predictor.input_bytes):
             encoded = await self._encoding.run(loaded.predictor.encode, request)
             record.num_prompt_tokens = sum(one.num_tokens for one in encoded)
-            rows = await self._batcher.run([_Item(loaded, one) for one in encoded])
-        found: list[_Row] = []
-        for row in rows:
-            if isinstance(row, EngineDeadError):
-                raise row
-            found.append(row)
-        return found
+            return await self._batcher.run([_Item(loaded, one) for one in encoded])
 
     @contextmanager
     def _hold(self, num_bytes: int) -> Iterator[None]:
@@ -193,8 +187,8 @@ class ClassifierReplica:
             self._answering[name] = loaded.stored
         return loaded
 
-    async def _predict_all(self, items: list[_Item]) -> list[_Row | EngineDeadError]:
-        """Compute the rows of inputs of concurrent requests, each with its own model."""
+    async def _predict(self, items: list[_Item]) -> Sequence[_Row]:
+        """Compute the rows of one pass."""
         return await self._computing.run(compute_rows, items)
 
 
@@ -209,24 +203,15 @@ def choose_pass(items: Sequence[_Item]) -> list[int]:
     return next([own[place] for place in chosen] for chosen in passes if 0 in chosen)
 
 
-def compute_rows(items: Sequence[_Item]) -> list[_Row | EngineDeadError]:
-    """Compute the rows of inputs by model; a model that fails affects only its own inputs."""
-    by_model: dict[int, list[int]] = {}
-    for index, item in enumerate(items):
-        by_model.setdefault(id(item.loaded), []).append(index)
-    results: list[_Row | EngineDeadError] = [()] * len(items)
-    for indices in by_model.values():
-        loaded = items[indices[0]].loaded
-        found: Sequence[_Row | EngineDeadError]
-        try:
-            found = loaded.predictor.predict([items[index].encoded for index in indices])
-        except Exception:  # other models in the batch must not fail with this one
-            logger.exception("model %s failed", loaded.stored.id)
-            message = f"model {loaded.stored.id!r} failed; the server's log has the cause"
-            found = [EngineDeadError(message)] * len(indices)
-        for index, row in zip(indices, found, strict=True):
-            results[index] = row
-    return results
+def compute_rows(items: Sequence[_Item]) -> Sequence[_Row]:
+    """Compute the rows of inputs of one model; raises `EngineDeadError` if it fails."""
+    loaded = items[0].loaded
+    try:
+        return loaded.predictor.predict([item.encoded for item in items])
+    except Exception as exc:
+        logger.exception("model %s failed", loaded.stored.id)
+        message = f"model {loaded.stored.id!r} failed; the server's log has the cause"
+        raise EngineDeadError(message) from exc
 
 
 def _load_classifier(model: StoredModel) -> Predictor:

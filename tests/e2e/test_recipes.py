@@ -6,6 +6,7 @@ API.
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -152,8 +153,9 @@ def start_on_page(page: Page, rows: Path, task: str, model: str, name: str) -> N
     """Choose rows and a model; the settings are those of the task then."""
     expect(page.locator("#preview mark.ts-learned").nth(1)).to_be_visible(timeout=PATIENCE_MS)
     page.set_input_files("input[type=file]", rows)
-    expect(page.locator("#task input")).to_have_value(task, timeout=PATIENCE_MS)
+    expect(page.locator("#data-file input")).to_have_value(re.compile(re.escape(rows.name)))
     choose(page, "base-model", f"{model} (base)")
+    expect(page.locator("#task input")).to_have_value(task, timeout=PATIENCE_MS)
     page.fill("#run-name textarea, #run-name input", name)
     page.click("#more-settings button")
 
