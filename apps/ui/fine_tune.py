@@ -100,24 +100,19 @@ class FineTunePage:
             await self.show_preview(model, data, {}, defaults),
         )
 
-    async def choose_model(self, model: str | None, data: str | None) -> tuple[Any, ...]:
-        """Show the default settings of a model for the data, and the tasks that it can learn."""
-        try:
-            defaults = await self._read_defaults(model, data)
-            return show_notice(""), show_tasks(defaults), defaults
-        except ApiClientError as exc:
-            return show_notice(describe_error(exc)), show_tasks(None), None
-
-    async def choose_data(
+    async def choose(
         self, model: str | None, data: str | None, defaults: Mapping[str, Any] | None
     ) -> tuple[Any, ...]:
-        """Change the task and its settings if the rows of the chosen file are for another task."""
+        """Show the tasks that a model can learn, and its default settings for the data.
+
+        They stay if they are for this model and task already.
+        """
         try:
             found = await self._read_defaults(model, data)
         except ApiClientError as exc:
-            return show_notice(describe_error(exc)), *(gr.skip(),) * 2
-        if defaults and found and found["task"] == defaults["task"]:
-            return show_notice(""), *(gr.skip(),) * 2
+            return show_notice(describe_error(exc)), show_tasks(None), None
+        if defaults and found and _name_defaults(defaults) == _name_defaults(found):
+            return show_notice(""), gr.skip(), gr.skip()
         return show_notice(""), show_tasks(found), found
 
     async def choose_task(self, model: str | None, task: str | None) -> tuple[Any, Any]:
@@ -144,16 +139,20 @@ class FineTunePage:
         return found.model_dump(by_alias=True)
 
     async def _find_task(self, data: str) -> str | None:
-        """Return the task that the rows of a file are for; None if its check does not say.
-
-        Waits for the check of an upload, but not for that of a large file.
-        """
-        deadline = time.monotonic() + CHECK_PATIENCE_S
-        while (file := await self._client.files.get(data)).status == "uploaded":
-            if time.monotonic() >= deadline:
-                break
-            await asyncio.sleep(CHECK_INTERVAL_S)
+        """Return the task that the rows of a file are for; None if its check does not say."""
+        file = await self._client.files.get(data)
         return file.check.task if file.check else None
+
+    async def wait_for_check(self, data: str | None) -> None:
+        """Wait for the check of an upload, but not for that of a large file."""
+        deadline = time.monotonic() + CHECK_PATIENCE_S
+        try:
+            while data and (await self._client.files.get(data)).status == "uploaded":
+                if time.monotonic() >= deadline:
+                    break
+                await asyncio.sleep(CHECK_INTERVAL_S)
+        except ApiClientError as exc:
+            _logger.warning("The check of %s cannot be read: %s", data, exc)
 
     async def show_preview(
         self,
@@ -216,6 +215,10 @@ class FineTunePage:
         return job.id
 
 
+def _name_defaults(defaults: Mapping[str, Any]) -> tuple[str, str]:
+    return defaults["model"], defaults["task"]
+
+
 def show_tasks(defaults: Mapping[str, Any] | None) -> Any:
     """Show the tasks that a model can learn, and choose the one that its settings are for."""
     tasks = list(defaults["tasks"]) if defaults else []
@@ -252,14 +255,6 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         api_visibility="private",
     )
     defaults, entered = page.settings.defaults, page.settings.entered
-    chosen = [page.notice, page.task, defaults]
-    model_chosen = page.model.input(
-        page.choose_model,
-        [page.model, page.data],
-        chosen,
-        show_progress="hidden",
-        api_visibility="private",
-    )
     file_added = page.upload.upload(
         page.add_file, page.upload, page.data, show_progress="minimal", api_visibility="private"
     )
@@ -270,17 +265,25 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress="hidden",
         api_visibility="private",
     )
-    events: list[Callable[..., object]] = [model_chosen.then, task_chosen.then]
-    choices: list[Callable[..., Dependency]] = [page.data.input, file_added.success]
+    choices: list[Callable[..., Dependency]] = [page.model.input]
+    for listen_to_data in (page.data.input, file_added.success):
+        checked = listen_to_data(
+            page.wait_for_check, page.data, None, show_progress="hidden", api_visibility="private"
+        )
+        choices.append(checked.then)
+    events = [task_chosen.then]
     for listen_to_choice in choices:
-        data_chosen = listen_to_choice(
-            page.choose_data,
+        chosen = listen_to_choice(
+            page.choose,
             [page.model, page.data, defaults],
-            chosen,
+            [page.notice, page.task, defaults],
+            # A dropdown may send its event twice: the second call finds what the first one chose.
+            concurrency_id="choose",
+            concurrency_limit=1,
             show_progress="hidden",
             api_visibility="private",
         )
-        events.append(data_chosen.then)
+        events.append(chosen.then)
     for listen in events:
         listen(
             page.show_preview,

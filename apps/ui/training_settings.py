@@ -119,6 +119,12 @@ class TrainingSettings:
 
     async def start(self, model: str | None, data: str | None, name: str, *values: Any) -> str:
         """Create a job with the changed settings and return its id; raises `gr.Error`."""
+        if model != self._defaults["model"]:
+            raise gr.Error(
+                f"These are the settings of {self._defaults['model']}. Start when those of the "
+                "chosen model are shown, or choose it again.",
+                print_exception=False,
+            )
         entered = dict(zip(self.fields, values, strict=True))
         try:
             changes = unflatten(collect_changes(self._values, self._schemas, entered))
@@ -170,7 +176,7 @@ class TrainingSettingsPlace:
     ) -> None:
         fields = list(settings.fields.values())
         gr.on(
-            [field.change for field in (settings.name, *fields)],  # type: ignore[attr-defined]
+            [field.input for field in (settings.name, *fields)],  # type: ignore[attr-defined]
             settings.keep,
             [self.entered, settings.name, *fields],
             self.entered,
