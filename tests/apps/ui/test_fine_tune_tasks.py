@@ -8,8 +8,9 @@ import gradio as gr
 import pytest
 
 from apps.client.client import ApiClient
-from apps.ui.fine_tune import FineTunePage, name_task
+from apps.ui.fine_tune import FineTunePage
 from apps.ui.protection.uploads import UploadFolder
+from apps.ui.training_settings import name_task
 from tests.apps.stub_api import StubApi, ask
 
 CLASSIFICATION = "sequence_classification"
@@ -38,35 +39,35 @@ def call(api: StubApi, tmp_path: Path) -> Callable[[Callable[[FineTunePage], Awa
 
 
 def test_file_of_labelled_rows_selects_classification(call: Any, labelled_file: str) -> None:
-    _, menu, defaults, _ = call(lambda page: page.choose_model("base", labelled_file))
+    _, menu, defaults = call(lambda page: page.choose("base", labelled_file, None))
     assert menu.value == CLASSIFICATION
     assert menu.choices == [("Generate text", "causal_lm"), ("Classify texts", CLASSIFICATION)]
     assert "problem_type" in defaults["training"]["task_settings"]
-    _, menu, defaults, _ = call(lambda page: page.choose_model("base", "file-handbook"))
+    _, menu, defaults = call(lambda page: page.choose("base", "file-handbook", defaults))
     assert (menu.value, defaults["task"]) == ("causal_lm", "causal_lm")
 
 
 def test_other_data_keep_settings_of_same_task(call: Any, api: StubApi, labelled_file: str) -> None:
-    chats = {"task": "causal_lm", "tasks": ["causal_lm", CLASSIFICATION]}
-    kept = call(lambda page: page.choose_data("base", "file-handbook", chats))
-    assert [type(one) for one in kept[1:]] == [type(gr.skip())] * 3
-    _, menu, defaults, changed = call(lambda page: page.choose_data("base", labelled_file, chats))
-    assert (menu.value, defaults["task"], changed) == (CLASSIFICATION, CLASSIFICATION, {})
+    chats = {"model": "base", "task": "causal_lm", "tasks": ["causal_lm", CLASSIFICATION]}
+    kept = call(lambda page: page.choose("base", "file-handbook", chats))
+    assert [type(one) for one in kept[1:]] == [type(gr.skip())] * 2
+    _, menu, defaults = call(lambda page: page.choose("base", labelled_file, chats))
+    assert (menu.value, defaults["task"]) == (CLASSIFICATION, CLASSIFICATION)
 
 
 def test_preview_and_job_are_of_chosen_task(call: Any, api: StubApi) -> None:
-    _, defaults, _ = call(lambda page: page.choose_task("base", CLASSIFICATION))
+    _, defaults = call(lambda page: page.choose_task("base", CLASSIFICATION))
     call(lambda page: page.show_preview("base", "file-handbook", {"max_length": 64}, defaults))
     assert api.previews[-1] == {"max_length": 64, "task": CLASSIFICATION}
     assert name_task(defaults) == {"task": CLASSIFICATION}
 
 
 def test_task_by_default_is_not_sent(call: Any, api: StubApi) -> None:
-    _, defaults, _ = call(lambda page: page.choose_task("base", "causal_lm"))
+    _, defaults = call(lambda page: page.choose_task("base", "causal_lm"))
     call(lambda page: page.show_preview("base", "file-handbook", {}, defaults))
     assert api.previews[-1] == {}
 
 
 def test_unknown_file_is_reported(call: Any) -> None:
-    notice, *_ = call(lambda page: page.choose_model("base", "file-gone"))
+    notice, *_ = call(lambda page: page.choose("base", "file-gone", None))
     assert "There is no file" in notice.value

@@ -11,8 +11,10 @@ from apps.ui.setting_fields import (
     build_setting,
     collect_changes,
     flatten,
+    is_entered,
     label_setting,
     read_setting,
+    select_entered,
     unflatten,
 )
 from training.spec import TrainingSpec
@@ -37,8 +39,19 @@ def test_unchanged_fields_are_no_changes() -> None:
     """For every type of value, the page reads back the same value that it shows."""
     shown = {key: build_setting(key, SCHEMAS[key], value).value for key, value in DEFAULTS.items()}
     assert collect(shown) == {}
+    assert not [key for key, value in shown.items() if is_entered(DEFAULTS[key], value)]
+    assert not is_entered(DEFAULTS["max_length"], "")  # the browser sends an empty text for None
     changed = {**shown, "columns": '{"prompt": "q"}', "adam_betas": "[0.9, 0.99]"}
     assert collect(changed) == {"columns": {"prompt": "q"}, "adam_betas": [0.9, 0.99]}
+
+
+def test_entered_values_stay_for_another_task_that_has_them() -> None:
+    """A field that is built again shows what was entered, unless that is no choice of it now."""
+    assert is_entered(DEFAULTS["epochs"], 5)
+    assert is_entered(DEFAULTS["epochs"], None)  # emptied
+    entered = {"epochs": 5, "strategy": "ddp", "format": "chat", "class_weights": "balanced"}
+    schemas = {"epochs": {}, "strategy": {"enum": ["zero", "ddp"]}, "format": {"enum": ["labels"]}}
+    assert select_entered(entered, schemas) == {"epochs": 5, "strategy": "ddp"}
 
 
 @pytest.mark.parametrize("typed", [2.5, 2.0, 3])
