@@ -100,7 +100,7 @@ class FineTunePage:
             await self.show_preview(model, data, {}, defaults),
         )
 
-    async def choose(
+    async def choose_settings(
         self, model: str | None, data: str | None, defaults: Mapping[str, Any] | None
     ) -> tuple[Any, ...]:
         """Show the tasks that a model can learn, and its default settings for the data.
@@ -274,7 +274,7 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     events = [task_chosen.then]
     for listen_to_choice in choices:
         chosen = listen_to_choice(
-            page.choose,
+            page.choose_settings,
             [page.model, page.data, defaults],
             [page.notice, page.task, defaults],
             # A dropdown may send its event twice: the second call finds what the first one chose.
