@@ -38,13 +38,15 @@ def load_model(
     unfit_head: Sequence[str] = (),
     *,
     dtype: torch.dtype | None = None,
+    is_resumed: bool = False,
 ) -> torch.nn.Module:
     """Load the base model; raises `WeightsError` unless its weights match its architecture.
 
     The weights of a head that the base model lacks are random, by the seed of the spec, and so are
     those of `unfit_head`. All have `dtype`, by default that of the spec's precision. With an
-    adapter in the spec, only the adapter's parameters require gradients. Raises `UnknownModelError`
-    if there is no such model, and `SettingError` for an adapter that does not fit it.
+    adapter in the spec, only the adapter's parameters require gradients; `is_resumed` tells whether
+    a checkpoint is loaded next. Raises `UnknownModelError` if there is no such model, and
+    `SettingError` for an adapter that does not fit it.
     """
     import transformers
 
@@ -80,7 +82,14 @@ def load_model(
         raise WeightsError(describe_faults(spec, faults))
     model.config.use_cache = False
     if spec.adapter is not None:
-        add_adapter(model, spec.adapter, has_new_head=task.adds_head, seed=spec.seed)
+        add_adapter(
+            model,
+            spec.adapter,
+            has_new_head=task.adds_head,
+            seed=spec.seed,
+            device=device,
+            is_resumed=is_resumed,
+        )
     if spec.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

@@ -4,14 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.adapters.initial import start_from_weights
+from training.adapters.names import ADAPTER_NAME
 from training.adapters.targets import choose_targets, find_saved_modules
 from training.settings.adapter_settings import AdapterSettings
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-ADAPTER_NAME = "default"
-"""What PEFT calls the only adapter of a model."""
+_CPU = torch.device("cpu")
 
 
 def plan_adapter(
@@ -36,18 +37,27 @@ def plan_adapter(
 
 
 def add_adapter(
-    model: Any, settings: AdapterSettings, *, has_new_head: bool, seed: int
+    model: Any,
+    settings: AdapterSettings,
+    *,
+    has_new_head: bool,
+    seed: int,
+    device: torch.device = _CPU,
+    is_resumed: bool = False,
 ) -> "LoraConfig":
     """Add an adapter to a model in place, and freeze everything else; returns its configuration.
 
-    Its random values depend only on `seed`. Frozen parameters are left out of the model's state,
-    and so of checkpoints. Raises `SettingError` as `choose_targets` does.
+    Its random values depend only on `seed`; values from the base weights are computed on `device`,
+    unless a checkpoint is loaded next. Frozen parameters are left out of the model's state, and so
+    of checkpoints. Raises `SettingError` as `choose_targets` does.
     """
     from peft import inject_adapter_in_model
 
     config = plan_adapter(model, settings, has_new_head=has_new_head)
     torch.manual_seed(seed)
     inject_adapter_in_model(config, model, ADAPTER_NAME)
+    if settings.init != "default":
+        start_from_weights(model, settings.init, device, is_resumed=is_resumed)
     model.register_state_dict_post_hook(_drop_frozen)
     return config
 

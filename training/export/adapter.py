@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from storage import durable
 from storage.scratch import build_in_scratch
+from training.adapters.initial import append_initial
 from training.adapters.layers import plan_adapter
 from training.adapters.names import name_in_file
 from training.checkpoint.format import find_shards
@@ -102,6 +103,9 @@ def _write_settings(
         planned.task_type = "CAUSAL_LM"
     planned.base_model_name_or_path = name_source(spec.base_model)
     planned.inference_mode = True
+    if settings.init != "default":  # twice the rank: see training.adapters.initial
+        planned.r *= 2
+        planned.lora_alpha *= 2**0.5 if planned.use_rslora else 2  # the same scale
     planned.save_pretrained(str(directory))
     save_inputs(spec.base_model, config, directory, objective, spec.template_arguments)
 
@@ -115,8 +119,12 @@ def _write_weights(
     tensors = {name: _read(one, dtype) for name, one in learned.items()}
     if not tensors:
         raise ConsolidationError(f"the checkpoint {checkpoint.name!r} has no adapter")
+    buffers = {name: _read(one, one.dtype) for name, one in stored.items() if one.is_buffer}
     save_file(
-        {name_in_file(name): tensor for name, tensor in tensors.items()},
+        {
+            name_in_file(name): append_initial(name, tensor, buffers)
+            for name, tensor in tensors.items()
+        },
         directory / ADAPTER_WEIGHTS,
         metadata={"format": "pt"},
     )
