@@ -11,6 +11,7 @@ from model_files.architecture import hide_load_report, load_on_meta, make_meta_t
 from model_files.trainable import drop_head, is_of_base
 from model_files.weight_headers import read_weight_headers
 from training.adapters.layers import add_adapter
+from training.adapters.quantization import build_quantization
 from training.batching import BatchLayout
 from training.spec import TrainingSpec
 from training.task import Objective, find_task
@@ -62,6 +63,9 @@ def load_model(
     attention = {}
     if layout == "flattened" and has_varlen_kernel(spec, device):
         attention["attn_implementation"] = "flash_attention_2"
+    quantization = {}
+    if spec.quantization != "none":
+        quantization = build_quantization(spec.quantization, device, DTYPES[spec.precision])
     torch.manual_seed(spec.seed)
     with hide_load_report():
         model, info = getattr(transformers, task.model_class).from_pretrained(
@@ -73,6 +77,7 @@ def load_model(
             output_loading_info=True,
             **attention,
             **generation,
+            **quantization,
             **({"ignore_mismatched_sizes": True} if task.adds_head else {}),
             **({"key_mapping": _rename_weights(unfit_head)} if unfit_head else {}),
         )

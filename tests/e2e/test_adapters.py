@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from storage import durable
 from tests.e2e.test_equality import differ
 from tests.e2e.training_group import (
     Case,
@@ -19,6 +20,7 @@ from tests.e2e.training_group import (
     write_table,
 )
 from tests.tiny_model import build_tiny_model
+from tests.training_process import finish, read_steps, start, write_inputs
 from training.checkpoint.format import find_shards
 from training.checkpoint.reference_logits import make_prompt, read_probe
 from training.export.adapter import ADAPTER_WEIGHTS, export_adapter
@@ -179,3 +181,46 @@ def test_exported_adapter_has_the_logits_of_training(folder: Path, tmp_path: Pat
         complete = AutoModelForCausalLM.from_pretrained(whole)
         with torch.no_grad():
             assert differ_from(complete(**prompt).logits[0], adapted) < ROUNDING
+
+
+def test_start_from_the_base_weights_is_published_in_half_precision(
+    folder: Path, tmp_path: Path
+) -> None:
+    settings = {"zero_stage": 3, "precision": "bf16"}
+    cases = [
+        make_case(kind, settings, checkpoint=tmp_path / kind, save_after=10, saves_probe=True)
+        for kind in ("lora-pissa", "rslora-olora")
+    ]
+    train_in_group(2, folder, cases)
+    for case in cases:
+        spec = make_spec(folder, case)
+        assert case.checkpoint is not None
+        assert spec.adapter is not None
+        verification = export_adapter(
+            case.checkpoint,
+            spec,
+            spec.adapter,
+            tmp_path / f"{case.checkpoint.name}-exported",
+            dtype=torch.bfloat16,
+            objective=open_default_objective(),
+        )
+        assert verification.passed
+
+
+def test_ddp_has_the_losses_of_zero(tmp_path: Path) -> None:
+    """Ray Train starts both; with a start from the base weights, which rank 0 computes."""
+    write_inputs(tmp_path)
+    runs = []
+    for strategy in ({"zero_stage": 2}, {"strategy": "ddp"}):
+        output = "-".join(map(str, strategy.values()))
+        settings = {**strategy, "precision": "fp32", "epochs": 1, "learning_rate": 0.001}
+        with start(tmp_path, output, adapter={"rank": 4, "init": "pissa"}, **settings) as process:
+            assert finish(process) == 0
+        runs.append(read_steps(tmp_path, output))
+        assert durable.read_json(tmp_path / output / "model" / "verification.json")["passed"]
+        assert (tmp_path / output / "model" / ADAPTER_WEIGHTS).is_file()
+    expected, found = runs
+    assert len(found) > 5
+    for name in ("loss", "grad_norm", "eval_loss"):
+        values = [step[name] for step in expected if name in step]
+        assert [step[name] for step in found if name in step] == pytest.approx(values, rel=1e-4)

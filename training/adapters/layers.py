@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from training.adapters.initial import start_from_weights
 from training.adapters.names import ADAPTER_NAME
@@ -31,6 +32,7 @@ def plan_adapter(
         lora_dropout=settings.dropout,
         target_modules=choose_targets(model, settings, saved),
         modules_to_save=saved or None,
+        fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
         use_dora=settings.method == "dora",
         use_rslora=settings.method == "rslora",
     )
@@ -68,6 +70,13 @@ def _drop_frozen(
     prefix: str,
     metadata: object,  # noqa: ARG001
 ) -> None:
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if not parameter.requires_grad:
-            state.pop(f"{prefix}{name}", None)
+    """Keep learned parameters and buffers, and nothing that belongs to a frozen weight.
+
+    A quantised one has scales in the state that are neither a parameter nor a buffer.
+    """
+    parameters = module.named_parameters(remove_duplicate=False)
+    kept = {f"{prefix}{name}" for name, one in parameters if one.requires_grad}
+    kept |= {f"{prefix}{name}" for name, _ in module.named_buffers(remove_duplicate=False)}
+    for name in list(state):
+        if name.startswith(prefix) and name not in kept:
+            del state[name]

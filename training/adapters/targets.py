@@ -12,6 +12,12 @@ from training.spec import SettingError
 
 _LINEAR = (torch.nn.Linear, Conv1D)
 _ADAPTABLE = (*_LINEAR, torch.nn.Conv2d, torch.nn.Embedding)
+_USABLE: dict[str, tuple[type, ...]] = {
+    "default": _ADAPTABLE,
+    "pissa": _LINEAR,
+    "olora": (torch.nn.Linear,),
+}
+"""Layers that PEFT can start an adapter of by each `init`."""
 _MAX_SHOWN = 20
 
 
@@ -79,7 +85,7 @@ def _find_layers(
                 raise SettingError(
                     f"adapter.target_modules has {end!r}, which PEFT takes for the experts of "
                     f"{model.config.model_type!r}, whose weights are in one tensor: remove it, or "
-                    "name the module in adapter.modules_to_save"
+                    "set adapter.target_modules to 'auto'"
                 )
         return [name for name in layers if _matches(name, settings.target_modules)]
     head = model.get_output_embeddings()
@@ -148,8 +154,8 @@ def _check_layer(name: str, layer: Any, settings: AdapterSettings) -> None:
             f"adapter.rank is {settings.rank}, expected a multiple of the {layer.groups} groups of "
             f"the convolution {name!r}: change it, or name other layers in adapter.target_modules"
         )
-    usable = {"pissa": _LINEAR, "olora": torch.nn.Linear}.get(settings.init)
-    if usable is not None and not isinstance(layer, usable):
+    usable = _USABLE[settings.init]
+    if not isinstance(layer, usable):
         raise SettingError(
             f"adapter.init is {settings.init!r}, which PEFT does not have for {name!r}, a "
             f"{type(layer).__name__}: set it to 'default', or name other layers in "
