@@ -3,7 +3,8 @@
     torchrun --nproc-per-node=2 -m benchmarks.train_peers.trainer WORKBENCH bf16 --grouped --sized
 
 It has the same templated and masked rows as ours, in its default batches of 8 per worker, padded to
-the longest row, and the same DeepSpeed configuration. Saving, logging and the progress bar are off.
+the longest row, and the same DeepSpeed configuration. Logging and the progress bar are off, and so
+is saving; with an adapter, one checkpoint is written after the last step, which is not timed.
 `--grouped` makes it group rows by length; `--sized` sets its batch size to the average number of
 rows in ours.
 """
@@ -33,6 +34,7 @@ from transformers import (
 
 from benchmarks.train_peers.report import StepClock
 from benchmarks.workbench import LEARNING_RATE, NUM_WORKERS, Workbench
+from system.free_resources import measure_size
 from training.adapters.layers import plan_adapter
 
 
@@ -71,6 +73,8 @@ def main() -> None:
     bench = Workbench(options.workbench)
     torch.set_num_threads(1)
     changes: dict[str, Any] = {"bf16": options.precision == "bf16"}
+    if bench.read_spec().adapter:
+        changes["save_strategy"] = "epoch"
     if options.grouped:
         changes["train_sampling_strategy"] = "group_by_length"
     if options.sized:
@@ -88,6 +92,8 @@ def main() -> None:
     report = clock.steps.describe(collator.num_tokens, output.training_loss, trainer.model_wrapped)
     report["is_autocast"] = trainer.accelerator.native_amp
     report["rows_per_batch"] = arguments.per_device_train_batch_size
+    if checkpoints := list(Path(arguments.output_dir).glob("checkpoint-*")):
+        report["checkpoint_mb"] = round(measure_size(checkpoints[0]) / 2**20, 2)
     if dist.get_rank() == 0:
         print(json.dumps(report), flush=True)
     dist.destroy_process_group()
@@ -127,11 +133,10 @@ def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:
         num_train_epochs=1,
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
-        save_strategy="no",
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **changes,
+        **{"save_strategy": "no", **changes},
     )
 
 
