@@ -105,11 +105,13 @@ class FineTunePage:
     ) -> tuple[Any, ...]:
         """Show the tasks that a model can learn, and its default settings for the data.
 
-        They stay if they are for this model and task already.
+        They stay if they are for this model and task already, or if the data cannot be read.
         """
         try:
             found = await self._read_defaults(model, data)
         except ApiClientError as exc:
+            if defaults and defaults["model"] == model:
+                return show_notice(describe_error(exc)), gr.skip(), gr.skip()
             return show_notice(describe_error(exc)), show_tasks(None), None
         if defaults and found and _name_defaults(defaults) == _name_defaults(found):
             return show_notice(""), gr.skip(), gr.skip()

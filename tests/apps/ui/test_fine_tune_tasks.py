@@ -71,3 +71,13 @@ def test_task_by_default_is_not_sent(call: Any, api: StubApi) -> None:
 def test_unknown_file_is_reported(call: Any) -> None:
     notice, *_ = call(lambda page: page.choose_settings("base", "file-gone", None))
     assert "There is no file" in notice.value
+
+
+def test_settings_of_model_stay_if_other_data_cannot_be_read(call: Any) -> None:
+    chats = {"model": "base", "task": "causal_lm", "tasks": ["causal_lm", CLASSIFICATION]}
+    notice, *kept = call(lambda page: page.choose_settings("base", "file-gone", chats))
+    assert "There is no file" in notice.value
+    assert [type(one) for one in kept] == [type(gr.skip())] * 2
+    other = {**chats, "model": "other"}
+    _, _, defaults = call(lambda page: page.choose_settings("base", "file-gone", other))
+    assert defaults is None
