@@ -67,11 +67,14 @@ def summarise_steps(ends_s: Sequence[float], num_tokens: Sequence[int]) -> dict[
 
 def _describe_engine(engine: Any) -> dict[str, Any]:
     import deepspeed
+    import torch
     import torch.distributed as dist
 
     assert isinstance(engine, deepspeed.DeepSpeedEngine), type(engine)
     assert engine.zero_optimization_stage() == 3, engine.zero_optimization_stage()
     assert all(hasattr(parameter, "ds_shape") for parameter in engine.module.parameters())
+    dtype = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
+    assert {parameter.dtype for parameter in engine.module.parameters()} == {dtype}
     return {
         "engine": type(engine).__name__,
         "zero_stage": engine.zero_optimization_stage(),

@@ -211,7 +211,8 @@ def test_ddp_has_the_losses_of_zero(tmp_path: Path) -> None:
     """Ray Train starts both; with a start from the base weights, which rank 0 computes."""
     write_inputs(tmp_path)
     runs = []
-    for strategy in ({"zero_stage": 2}, {"strategy": "ddp"}):
+    strategies: list[dict[str, Any]] = [{"zero_stage": 2}, {"strategy": "ddp"}]
+    for strategy in strategies:
         output = "-".join(map(str, strategy.values()))
         settings = {**strategy, "precision": "fp32", "epochs": 1, "learning_rate": 0.001}
         with start(tmp_path, output, adapter={"rank": 4, "init": "pissa"}, **settings) as process:
