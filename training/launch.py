@@ -217,7 +217,7 @@ def _export_trained(
     from training.export.adapter import export_adapter
     from training.export.consolidate import consolidate_checkpoint
     from training.export.merged import export_merged
-    from training.model import DTYPES
+    from training.model import DTYPES, find_trained_dtype
 
     dtype = DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype]
     objective = find_task(spec.task).open_objective(spec, run.read_data_summary())
@@ -237,7 +237,7 @@ def _export_trained(
         spec.base_model,
         output,
         dtype=dtype,
-        trained_in=DTYPES["fp32" if spec.strategy == "ddp" else spec.precision],
+        trained_in=find_trained_dtype(spec),
         template_arguments=spec.template_arguments,
         objective=objective,
         add_files=add_files,

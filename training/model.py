@@ -27,6 +27,11 @@ _FLATTENED_ARCHITECTURES = frozenset(
 )
 
 
+def find_trained_dtype(spec: TrainingSpec) -> torch.dtype:
+    """Return the dtype of a model's weights in training; ddp rounds them for each product only."""
+    return torch.float32 if spec.strategy == "ddp" else DTYPES[spec.precision]
+
+
 class WeightsError(RuntimeError):
     """The weights in the base model's files differ from those of its architecture."""
 

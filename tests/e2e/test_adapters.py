@@ -225,3 +225,26 @@ def test_ddp_has_the_losses_of_zero(tmp_path: Path) -> None:
     for name in ("loss", "grad_norm", "eval_loss"):
         values = [step[name] for step in expected if name in step]
         assert [step[name] for step in found if name in step] == pytest.approx(values, rel=1e-4)
+
+
+def test_merged_model_in_fp32_of_run_in_half_precision_is_accepted(
+    folder: Path, tmp_path: Path
+) -> None:
+    case = make_case(
+        "lora", {"zero_stage": 2}, checkpoint=tmp_path / "bf16", save_after=10, saves_probe=True
+    )
+    case.settings["precision"] = "bf16"
+    train_in_group(1, folder, [case])
+    spec = make_spec(folder, case)
+    assert spec.adapter is not None
+    assert case.checkpoint is not None
+    for dtype in (torch.float32, torch.bfloat16):
+        output = tmp_path / f"merged-{dtype}"
+        objective = open_default_objective()
+        verification = export_merged(
+            case.checkpoint, spec, spec.adapter, output, dtype=dtype, objective=objective
+        )
+        assert verification.passed
+        logits = next(check for check in verification.checks if check.name == "logits")
+        assert logits.passed
+        assert AutoModelForCausalLM.from_pretrained(output).dtype == dtype

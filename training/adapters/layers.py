@@ -7,7 +7,7 @@ from transformers.pytorch_utils import Conv1D
 
 from training.adapters.initial import start_from_weights
 from training.adapters.names import ADAPTER_NAME
-from training.adapters.targets import choose_targets, find_saved_modules
+from training.adapters.targets import check_merge, choose_targets, find_saved_modules
 from training.settings.adapter_settings import AdapterSettings
 
 if TYPE_CHECKING:
@@ -21,16 +21,19 @@ def plan_adapter(
 ) -> "LoraConfig":
     """Return PEFT's configuration of an adapter for a model, whose weights may be on `meta`.
 
-    A new head is learned whole. Raises `SettingError` as `choose_targets` does.
+    A new head is learned whole. Raises `SettingError` as `choose_targets` and `check_merge` do.
     """
     from peft import LoraConfig
 
     saved = find_saved_modules(model, settings, has_new_head=has_new_head)
+    targets = choose_targets(model, settings, saved)
+    if settings.export == "merged":
+        check_merge(model, targets, saved)
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.scale_numerator,  # PEFT divides it
         lora_dropout=settings.dropout,
-        target_modules=choose_targets(model, settings, saved),
+        target_modules=targets,
         modules_to_save=saved or None,
         fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
         use_dora=settings.method == "dora",

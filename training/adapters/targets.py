@@ -64,6 +64,29 @@ def find_saved_modules(model: Any, settings: AdapterSettings, *, has_new_head: b
     return list(found)
 
 
+def check_merge(model: torch.nn.Module, targets: Sequence[str], saved: Sequence[str]) -> None:
+    """Raise `SettingError` for an adapter of one of two modules that share a weight.
+
+    A merged model has the weight once, so the other module would change as well.
+    """
+    users: dict[torch.nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        users.setdefault(parameter, []).append(name.rpartition(".")[0])
+    for modules in users.values():
+        for number, name in enumerate(modules if len(modules) > 1 else []):
+            if _matches(name, targets):
+                setting = "target_modules"
+            elif _is_within(name, saved):
+                setting = "modules_to_save"
+            else:
+                continue
+            raise SettingError(
+                f"adapter.{setting} has {_find_end(name)!r}, whose weight {modules[number - 1]!r} "
+                "shares, and a merged model has it only once: remove it from "
+                f"adapter.{setting}, or set adapter.export to 'adapter'"
+            )
+
+
 def _find_head_module(parameter: str) -> str:
     """Return the module of a head, or of a pooler before it, that a parameter belongs to."""
     before, is_pooler, _ = parameter.partition(".pooler.")

@@ -30,7 +30,7 @@ from training.export.verification import (
     reject_model,
 )
 from training.export.zero_shards import StoredTensor, open_weights
-from training.model import DTYPES, load_model
+from training.model import find_trained_dtype, load_model
 from training.settings.adapter_settings import AdapterSettings
 from training.spec import TrainingSpec, name_source
 from training.task import Objective
@@ -153,7 +153,7 @@ def _check_adapter(
     probe: Probe | None,
 ) -> list[Check]:
     """Load the adapter with PEFT on its base model, and compare its logits with the training's."""
-    trained_in = DTYPES["fp32" if spec.strategy == "ddp" else spec.precision]
+    trained_in = find_trained_dtype(spec)
     try:
         model = load_with_adapter(directory, spec, objective, trained_in)
     except Exception as exc:  # noqa: BLE001 - every error belongs in the report

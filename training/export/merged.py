@@ -16,6 +16,7 @@ from training.export.model_settings import check_settings
 from training.export.plan import ConsolidationError
 from training.export.verification import Verification, check_model, reject_model
 from training.export.zero_shards import StoredTensor, StoredWeights
+from training.model import find_trained_dtype
 from training.settings.adapter_settings import AdapterSettings
 from training.spec import TrainingSpec
 from training.task import Objective
@@ -61,9 +62,12 @@ def export_merged(
         del model
         if add_files:
             add_files(building)
-        # The sum of both weights is rounded, which the training did not do.
+        # The sum of both weights is rounded, which the training did not do: in fp32, by too little
+        # to see.
+        is_exact = dtype == find_trained_dtype(spec) == torch.float32
+        trained_in = torch.float32 if is_exact else None
         comparable = select_comparable(spec, probe)
-        loaded = check_model(building, comparable, torch.float32, objective.task.model_class)
+        loaded = check_model(building, comparable, trained_in, objective.task.model_class)
         verification = Verification(checks=(learned, values, check_settings(building), *loaded))
         verification.write(building)
         if not verification.passed:

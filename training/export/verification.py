@@ -75,12 +75,13 @@ def check_values(non_finite: list[str], unexpected_zeros: list[str], num_tensors
 def check_model(
     directory: Path,
     probe: Probe | None,
-    trained_in: torch.dtype,
+    trained_in: torch.dtype | None,
     model_class: str = "AutoModelForCausalLM",
 ) -> list[Check]:
     """Load a model directory with transformers, and compare its logits with those in training.
 
-    `model_class` is the class of transformers that loads it.
+    Its weights count as rounded unless they have the dtype `trained_in`; None: they are in any
+    case. `model_class` is the class of transformers that loads it.
     """
     import transformers
 

@@ -65,9 +65,9 @@ def check_base_model(base_model: str, task: Task) -> None:
     try:
         task.check_config(config, name)
         check_unquantised(config, name)
+        _refuse_adapter(base_model)
         if folder is None:
             return
-        _refuse_adapter(folder)
         read_weight_headers(folder)
     except ValueError as exc:
         raise UnfitModelError(f"base_model {name!r} cannot be fine-tuned: {exc}") from exc
@@ -77,9 +77,14 @@ def check_base_model(base_model: str, task: Task) -> None:
         _compare_weights(base_model, folder, task.model_class, task.adds_head, found)
 
 
-def _refuse_adapter(folder: Path) -> None:
-    """Raise `ValueError` for a model with an adapter, which transformers would load with it."""
-    if (folder / "adapter_config.json").exists():
+def _refuse_adapter(base_model: str) -> None:
+    """Raise `ValueError` for a model with an adapter, which transformers would load with it.
+
+    On the hub, too: one small request, also if the weights are in the cache.
+    """
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    if find_adapter_config_file(base_model):
         raise ValueError(
             "it has an adapter of PEFT (adapter_config.json); merge it with its base model "
             "(merge_and_unload) and save the result"

@@ -46,7 +46,8 @@ def estimate_disk(spec: TrainingSpec, size: ModelSize, *, has_trained: bool) -> 
     end.
     """
     checkpoint = estimate_checkpoint(spec, size)
-    model_bytes = _count_export_bytes(spec) * size.num_learned
+    num_exported = size.num_parameters if _is_merged(spec) else size.num_learned
+    model_bytes = _count_export_bytes(spec) * num_exported
     may_end_early = spec.early_stopping_patience or spec.max_steps
     num_saved = 1 if may_end_early else spec.epochs  # at least
     num_kept = min(spec.keep_checkpoints, num_saved)
@@ -62,8 +63,10 @@ def estimate_disk(spec: TrainingSpec, size: ModelSize, *, has_trained: bool) -> 
 def estimate_memory(spec: TrainingSpec, size: ModelSize, *, on_gpu: bool) -> tuple[Need, Need]:
     """Estimate the total memory of all workers' hosts, and the memory of one GPU.
 
-    The second estimate is 0 without GPUs. Activations are not certain, because they depend on the
-    rows. Gradients are not certain, because stages 2 and 3 need not hold all of them at once.
+    The second estimate is 0 without GPUs. To verify an adapter, or to merge it, one host also holds
+    the whole base model once the workers have ended. Activations are not certain, because they
+    depend on the rows. Gradients are not certain, because stages 2 and 3 need not hold all of them
+    at once.
     """
     num_workers = spec.min_workers or spec.num_workers
     is_half = _count_pass_bytes(spec) < _MASTER_BYTES
@@ -75,14 +78,32 @@ def estimate_memory(spec: TrainingSpec, size: ModelSize, *, on_gpu: bool) -> tup
     weights = int(_count_weight_bytes(spec) * size.num_parameters * num_weights)
     gradients = _count_pass_bytes(spec) * size.num_learned * num_gradients
     states = optimizer * size.num_learned * num_states
+    export = _count_export_memory(spec, size)
     if not on_gpu:
-        return Need(weights + states, int(_MARGIN * (weights + gradients + states))), Need(0, 0)
+        likely = int(_MARGIN * max(weights + gradients + states, export))
+        return Need(max(weights + states, export), likely), Need(0, 0)
     on_host = (states if spec.offload_optimizer else 0) + (
         weights if spec.offload_parameters else 0
     )
     on_device = weights + states - on_host
     device = Need(on_device // num_workers, int(_MARGIN * (on_device + gradients)) // num_workers)
-    return Need(on_host, int(_MARGIN * on_host)), device
+    host = max(on_host, export)
+    return Need(host, int(_MARGIN * host)), device
+
+
+def _is_merged(spec: TrainingSpec) -> bool:
+    return spec.adapter is not None and spec.adapter.export == "merged"
+
+
+def _count_export_memory(spec: TrainingSpec, size: ModelSize) -> int:
+    """Return the bytes of the base model that an adapter is verified on; 0 without an adapter.
+
+    It is merged in fp32, and not quantised.
+    """
+    if spec.adapter is None:
+        return 0
+    per_weight = _MASTER_BYTES if _is_merged(spec) else _count_pass_bytes(spec)
+    return per_weight * size.num_parameters
 
 
 def _count_export_bytes(spec: TrainingSpec) -> int:

@@ -124,8 +124,9 @@ class DdpEngine(DataParallelEngine):
             return None, {}
         states = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         report = self.module.load_state_dict(states["module"], strict=False)
-        learned = {name for name, one in self.module.named_parameters() if one.requires_grad}
-        if faulty := [*report.unexpected_keys, *learned.intersection(report.missing_keys)]:
+        expected = self.module.state_dict()  # without the frozen weights under an adapter
+        missing = [name for name in report.missing_keys if name in expected]
+        if faulty := [*report.unexpected_keys, *missing]:
             raise CheckpointError(
                 f"the checkpoint {Path(load_dir).name!r} has other weights than the model: "
                 f"{sorted(faulty)[:10]}"

@@ -30,8 +30,9 @@ LLAMA = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_p
 SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 
 
-def make_llama() -> Any:
-    config = LlamaConfig(vocab_size=20, num_attention_heads=2, num_key_value_heads=2, **SIZES)
+def make_llama(**changes: Any) -> Any:
+    sizes = {**SIZES, **changes}
+    config = LlamaConfig(vocab_size=20, num_attention_heads=2, num_key_value_heads=2, **sizes)
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -47,6 +48,35 @@ def plan(model: Any, *, has_new_head: bool = False, **settings: Any) -> Any:
 @pytest.mark.parametrize("targets", ["auto", "all-linear"])
 def test_decoder_gets_an_adapter_in_all_layers_but_the_head(targets: str) -> None:
     assert plan(make_llama(), target_modules=targets).target_modules == set(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"target_modules": ["embed_tokens"]},
+            "target_modules has 'embed_tokens', whose weight 'lm_h",
+        ),
+        (
+            {"target_modules": ["lm_head"]},
+            "target_modules has 'lm_head', whose weight 'model.embed_t",
+        ),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "modules_to_save has 'lm_head', whose weight 'model.embe",
+        ),
+        ({"modules_to_save": ["model"], "target_modules": ["lm_head"]}, ".* has "),
+    ],
+)
+def test_adapter_of_one_of_two_tied_modules_cannot_be_merged(
+    settings: dict[str, Any], message: str
+) -> None:
+    tied = make_llama(tie_word_embeddings=True)
+    with pytest.raises(SettingError, match=rf"^adapter\.{message}"):
+        plan(tied, export="merged", **settings)
+    plan(tied, export="adapter", **settings)
+    plan(tied, export="merged")
+    plan(make_llama(), export="merged", **settings)
 
 
 def test_convolutions_of_gpt2_are_linear_layers() -> None:

@@ -93,3 +93,20 @@ def test_adapter_needs_little_beside_weights() -> None:
     assert estimate_checkpoint(spec, size).certain == 12 * NUM // 100
     host, _ = estimate_memory(spec, size, on_gpu=False)
     assert host.certain == 2 * 4 * NUM + 12 * NUM // 100
+
+
+@pytest.mark.parametrize(
+    ("export", "disk", "memory"),
+    [("adapter", 2 * NUM // 100, 2 * NUM), ("merged", 2 * NUM, 4 * NUM)],
+)
+def test_export_of_adapter_needs_its_base_model(export: str, disk: int, memory: int) -> None:
+    size = ModelSize(NUM, NUM // 100)
+    adapter = {"export": export}
+    spec = make_spec(adapter=adapter)
+    assert estimate_disk(spec, size, has_trained=True).certain == disk
+    sharded = make_spec(num_workers=4, offload_optimizer=True, adapter=adapter)
+    assert estimate_memory(sharded, size, on_gpu=True)[0].certain == memory
+    quantised = make_spec(quantization="nf4", zero_stage=0, strategy="ddp", adapter=adapter)
+    host, device = estimate_memory(quantised, size, on_gpu=True)
+    assert host.certain == 4 * NUM
+    assert device.certain < NUM
