@@ -295,4 +295,4 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
             api_visibility="private",
         )
     with page.settings_place:
-        page.settings.build(page.model, page.data, page.preview)
+        page.settings.build(page.model, page.task, page.data, page.preview)

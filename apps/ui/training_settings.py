@@ -117,14 +117,17 @@ class TrainingSettings:
         }
         return {**others, **changed, _NAME: name}
 
-    async def start(self, model: str | None, data: str | None, name: str, *values: Any) -> str:
+    async def start(
+        self, model: str | None, task: str | None, data: str | None, name: str, *values: Any
+    ) -> str:
         """Create a job with the changed settings and return its id; raises `gr.Error`."""
-        if model != self._defaults["model"]:
-            raise gr.Error(
-                f"These are the settings of {self._defaults['model']}. Start when those of the "
-                "chosen model are shown, or choose it again.",
-                print_exception=False,
-            )
+        for kind, chosen in (("model", model), ("task", task)):
+            if chosen != self._defaults[kind]:
+                raise gr.Error(
+                    f"These are the settings of the {kind} {self._defaults[kind]}. Start when "
+                    f"those of the chosen {kind} are shown, or choose it again.",
+                    print_exception=False,
+                )
         entered = dict(zip(self.fields, values, strict=True))
         try:
             changes = unflatten(collect_changes(self._values, self._schemas, entered))
@@ -149,7 +152,7 @@ class TrainingSettingsPlace:
         self._is_more_open = gr.State(False)
         self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
 
-    def build(self, model: Component, data: Component, preview: Component) -> None:
+    def build(self, model: Component, task: Component, data: Component, preview: Component) -> None:
         """Lay out the settings inside the current Blocks, again whenever the defaults change."""
         self.defaults.change(None, None, None, js=CLOSE_FIELDS_JS)
 
@@ -169,10 +172,15 @@ class TrainingSettingsPlace:
                     start=self._start,
                     show_preview=self._show_preview,
                 )
-                self._listen(settings, model, data, preview)
+                self._listen(settings, model, task, data, preview)
 
     def _listen(
-        self, settings: TrainingSettings, model: Component, data: Component, preview: Component
+        self,
+        settings: TrainingSettings,
+        model: Component,
+        task: Component,
+        data: Component,
+        preview: Component,
     ) -> None:
         fields = list(settings.fields.values())
         gr.on(
@@ -199,7 +207,7 @@ class TrainingSettingsPlace:
             )
         settings.button.click(
             settings.start,
-            [model, data, settings.name, *fields],
+            [model, task, data, settings.name, *fields],
             self.started_run,
             show_progress="minimal",
             show_progress_on=settings.button,

@@ -8,9 +8,10 @@ import gradio as gr
 import pytest
 
 from apps.client.client import ApiClient
+from apps.client.resources import Defaults
 from apps.ui.fine_tune import FineTunePage
 from apps.ui.protection.uploads import UploadFolder
-from apps.ui.training_settings import name_task
+from apps.ui.training_settings import TrainingSettings, name_task
 from tests.apps.stub_api import StubApi, ask
 
 CLASSIFICATION = "sequence_classification"
@@ -81,3 +82,27 @@ def test_settings_of_model_stay_if_other_data_cannot_be_read(call: Any) -> None:
     other = {**chats, "model": "other"}
     _, _, defaults = call(lambda page: page.choose_settings("base", "file-gone", other))
     assert defaults is None
+
+
+def test_start_is_refused_while_settings_of_other_choice_are_shown(call: Any, api: StubApi) -> None:
+    async def press(page: FineTunePage, model: str, task: str) -> str:
+        _, defaults = await page.choose_task("base", CLASSIFICATION)
+        with gr.Blocks(analytics_enabled=False):
+            settings = TrainingSettings(
+                Defaults.model_validate(defaults),
+                {},
+                is_more_open=False,
+                start=page.start,
+                show_preview=page.show_preview,
+            )
+        shown = [field.value for field in settings.fields.values()]
+        return await settings.start(model, task, "file-handbook", "", *shown)
+
+    for model, task, named in (
+        ("other", CLASSIFICATION, "model base"),
+        ("base", "causal_lm", f"task {CLASSIFICATION}"),
+    ):
+        with pytest.raises(gr.Error, match=f"^'?These are the settings of the {named}"):
+            call(lambda page, model=model, task=task: press(page, model, task))
+    assert not api.jobs
+    assert call(lambda page: press(page, "base", CLASSIFICATION)) in api.jobs
