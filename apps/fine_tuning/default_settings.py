@@ -6,6 +6,7 @@ from typing import Any, Literal, TypedDict
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
 from apps.errors import InvalidInputError, invalid_input
 from apps.fine_tuning.job_requests import SERVER_SETTINGS
+from apps.fine_tuning.presets import list_presets
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from system.library_imports import import_transformers
@@ -18,6 +19,7 @@ class DefaultsObject(TypedDict):
     """The default settings of a job for a model and a task, and their schema.
 
     `tasks` are those that the model can learn; settings without a meaning for `task` are absent.
+    `presets` has what each preset changes in `training`.
     """
 
     object: Literal["fine_tuning.defaults"]
@@ -25,6 +27,7 @@ class DefaultsObject(TypedDict):
     task: str
     tasks: list[str]
     training: Mapping[str, Any]
+    presets: Mapping[str, Mapping[str, Any]]
     schema: Mapping[str, Any]
 
 
@@ -94,5 +97,6 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
             **spec.model_dump(mode="json", exclude=hidden),
             "task_settings": own.model_dump(mode="json"),
         },
+        "presets": list_presets(spec, models.reader.find_root(model)),
         "schema": {key: value for key, value in schema.items() if key not in hidden},
     }
