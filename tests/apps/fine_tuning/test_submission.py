@@ -15,10 +15,10 @@ from apps.bundled import (
 from apps.errors import ApiError, InvalidInputError
 from apps.file_store import FileStore
 from apps.fine_tuning import submission
+from apps.fine_tuning.default_settings import list_presets
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import name_model
 from apps.fine_tuning.job_responses import describe_job
-from apps.fine_tuning.presets import list_presets
 from apps.fine_tuning.queue import RunQueue
 from serving.errors import InvalidRequestError
 from storage.layout import StorageLayout
