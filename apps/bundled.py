@@ -33,6 +33,15 @@ def find_handbook() -> Path:
 
 def read_demonstration_settings() -> dict[str, object]:
     """Return training settings that suit the demonstration model, as in `handbook.yaml`."""
-    settings = dict(yaml.safe_load(find_bundled("handbook.yaml").read_text()))
+    return _read_settings("handbook.yaml")
+
+
+def read_adapter_settings() -> dict[str, object]:
+    """Return training settings of an adapter of the demonstration model, as in `adapter.yaml`."""
+    return _read_settings("adapter.yaml")
+
+
+def _read_settings(name: str) -> dict[str, object]:
+    settings = dict(yaml.safe_load(find_bundled(name).read_text()))
     del settings["base_model"], settings["train_file"]
     return settings

@@ -169,13 +169,15 @@ class Preview(Resource):
 class Defaults(Resource):
     """The default settings of a job for one model and task, and the JSON schema of each.
 
-    `tasks` are those that the model can learn.
+    `tasks` are those that the model can learn. `presets` has, by their ids, settings that replace
+    several of `training` together.
     """
 
     model: str
     task: str = "causal_lm"
     tasks: tuple[str, ...] = ("causal_lm",)
     training: Mapping[str, object]
+    presets: Mapping[str, Mapping[str, object]] = Field(default_factory=dict)
     schemas: Mapping[str, Mapping[str, object]] = Field(alias="schema")
 
 

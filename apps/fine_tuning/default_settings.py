@@ -1,22 +1,35 @@
-"""The tasks that a model can learn, and the default settings of a fine-tuning job."""
+"""The tasks that a model can learn, and the default settings of a fine-tuning job.
+
+A preset is a set of settings that replace several defaults together.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
+from apps.bundled import (
+    DEMONSTRATION_MODEL,
+    read_adapter_settings,
+    read_demonstration_settings,
+)
 from apps.errors import InvalidInputError, invalid_input
 from apps.fine_tuning.job_requests import SERVER_SETTINGS
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from system.library_imports import import_transformers
+from training.settings.adapter_settings import AdapterSettings
 from training.spec import SettingError, TrainingSpec
 from training.task import find_task, list_tasks
+
+_ADAPTER_TASKS = frozenset({"causal_lm", "sequence_classification"})
+_RATE_FACTOR = 10
+"""Ratio of learning rates of an adapter and of all weights, from "LoRA without regret" (2025)."""
 
 
 class DefaultsObject(TypedDict):
     """The default settings of a job for a model and a task, and their schema.
 
     `tasks` are those that the model can learn; settings without a meaning for `task` are absent.
+    `presets` has what each preset changes in `training`.
     """
 
     object: Literal["fine_tuning.defaults"]
@@ -24,6 +37,7 @@ class DefaultsObject(TypedDict):
     task: str
     tasks: list[str]
     training: Mapping[str, Any]
+    presets: Mapping[str, Mapping[str, Any]]
     schema: Mapping[str, Any]
 
 
@@ -83,6 +97,7 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
     schema = TrainingSpec.model_json_schema()["properties"]
     own_schema = chosen.settings.model_json_schema()
     schema["task_settings"] = {**schema["task_settings"], **own_schema}
+    schema["adapter"]["anyOf"] = [AdapterSettings.model_json_schema(), {"type": "null"}]
     return {
         "object": "fine_tuning.defaults",
         "model": name,
@@ -92,5 +107,29 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
             **spec.model_dump(mode="json", exclude=hidden),
             "task_settings": own.model_dump(mode="json"),
         },
+        "presets": list_presets(spec, models.reader.find_root(model)),
         "schema": {key: value for key, value in schema.items() if key not in hidden},
     }
+
+
+def list_presets(defaults: TrainingSpec, root: str) -> dict[str, Mapping[str, Any]]:
+    """Return, by its id, what each preset of a job changes in its default settings.
+
+    `root` is the base model that the job's model descends from. The only preset is 'adapter'.
+    """
+    if defaults.task not in _ADAPTER_TASKS:
+        return {}
+    if root == DEMONSTRATION_MODEL and find_task(defaults.task).generates:
+        return {"adapter": _select_changes(defaults, read_adapter_settings())}
+    rate = min(_RATE_FACTOR * defaults.learning_rate, 1.0)
+    return {"adapter": {"adapter": {"method": "lora", "rank": 16}, "learning_rate": rate}}
+
+
+def _select_changes(defaults: TrainingSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in which a fine-tune with `settings` differs from `defaults`."""
+    same = {"base_model", "train_file", "task"}
+    kept = defaults.model_dump(include=same)
+    changed = TrainingSpec.model_validate({**kept, **settings}).model_dump(mode="json")
+    before = defaults.model_dump(mode="json")
+    found = {name: value for name, value in changed.items() if value != before[name]}
+    return {name: settings.get(name, value) for name, value in found.items()}

@@ -1,7 +1,7 @@
 """The settings of a fine-tune on the page, its name, and the button that starts it.
 
-The fields are built again for another model or task. What the visitor has entered stays; while they
-are built, nothing can be entered.
+The fields are built again for another model, task or preset. What the visitor has entered stays;
+while they are built, nothing can be entered.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,13 +23,15 @@ from apps.ui.setting_fields import (
 )
 
 Entered = Mapping[str, Any]
-"""What fields contain that differs from the default of their setting, by flat name."""
+"""What fields contain that differs from what they showed at first, by flat name."""
 
 MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
 ROW_SETTINGS = (
     *("format", "columns", "text_rows", "max_length", "overlong", "max_rows"),
     "micro_batch_tokens",
 )
+NO_PRESET = ""
+PRESET_NAMES = {NO_PRESET: "All weights", "adapter": "An adapter (LoRA)"}
 _NAME = "suffix"  # beside the settings in what was entered
 _PLACE = "training-settings"
 CLOSE_FIELDS_JS = f"""() => {{
@@ -73,6 +75,7 @@ class TrainingSettings:
         self,
         defaults: Defaults,
         entered: Entered,
+        preset: str = NO_PRESET,
         *,
         is_more_open: bool,
         start: Start,
@@ -82,11 +85,22 @@ class TrainingSettings:
         self._show_preview = show_preview
         self._defaults = defaults.model_dump(by_alias=True)
         self._values = flatten(defaults.training)
+        presets = {NO_PRESET: {}, **defaults.presets}
+        chosen = preset if preset in presets else NO_PRESET
+        self._shown = {**self._values, **flatten(presets[chosen])}
         self._schemas = flatten_schemas(defaults.schemas)
         keys = [key for key in self._values if key in self._schemas and key != "task"]
         more = [key for key in keys if key not in MAIN_SETTINGS]
         kept = select_entered(entered, {key: self._schemas[key] for key in keys})
         with gr.Column(elem_id=_PLACE):
+            self.preset = gr.Radio(
+                [(PRESET_NAMES.get(name, name), name) for name in presets],
+                value=chosen,
+                label="What is learned",
+                elem_id="preset",
+                interactive=True,
+                visible=len(presets) > 1,
+            )
             with gr.Row():
                 self.fields = {key: self._build(key, kept) for key in MAIN_SETTINGS if key in keys}
             self.more = gr.Accordion("More settings", open=is_more_open, elem_id="more-settings")
@@ -106,14 +120,14 @@ class TrainingSettings:
         self.row_keys = [key for key in ROW_SETTINGS if key in self.fields]
 
     def _build(self, key: str, entered: Entered) -> Component:
-        return build_setting(key, self._schemas[key], entered.get(key, self._values[key]))
+        return build_setting(key, self._schemas[key], entered.get(key, self._shown[key]))
 
     def keep(self, entered: Entered, name: str, *values: Any) -> Entered:
         """Return what is entered now, with what was entered for other tasks."""
         shown = dict(zip(self.fields, values, strict=True))
         others = {key: value for key, value in entered.items() if key not in shown}
         changed = {
-            key: value for key, value in shown.items() if is_entered(self._values[key], value)
+            key: value for key, value in shown.items() if is_entered(self._shown[key], value)
         }
         return {**others, **changed, _NAME: name}
 
@@ -149,25 +163,28 @@ class TrainingSettingsPlace:
         self._show_preview = show_preview
         self.defaults: gr.State = gr.State()  # of the chosen model and task
         self.entered: gr.State = gr.State({})
+        self._preset = gr.State(NO_PRESET)
         self._is_more_open = gr.State(False)
         self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
 
     def build(self, model: Component, task: Component, data: Component, preview: Component) -> None:
-        """Lay out the settings inside the current Blocks, again whenever the defaults change."""
-        self.defaults.change(None, None, None, js=CLOSE_FIELDS_JS)
+        """Lay out the settings inside the current Blocks, again for other defaults or a preset."""
+        changes = [self.defaults.change, self._preset.change]
+        gr.on(changes, None, None, None, js=CLOSE_FIELDS_JS)
 
         @gr.render(  # type: ignore[untyped-decorator] # gradio does not annotate it
-            inputs=[self.defaults, self.entered, self._is_more_open],
-            triggers=[self.defaults.change],
+            inputs=[self.defaults, self.entered, self._preset, self._is_more_open],
+            triggers=changes,
             show_progress="hidden",
         )
         def render_settings(
-            defaults: Mapping[str, object] | None, entered: Entered, is_more_open: bool
+            defaults: Mapping[str, object] | None, entered: Entered, preset: str, is_more_open: bool
         ) -> None:
             if defaults is not None:
                 settings = TrainingSettings(
                     Defaults.model_validate(defaults),
                     entered,
+                    preset,
                     is_more_open=is_more_open,
                     start=self._start,
                     show_preview=self._show_preview,
@@ -189,6 +206,13 @@ class TrainingSettingsPlace:
             [self.entered, settings.name, *fields],
             self.entered,
             trigger_mode="always_last",
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        settings.preset.input(
+            lambda preset: preset,
+            settings.preset,
+            self._preset,
             show_progress="hidden",
             api_visibility="private",
         )

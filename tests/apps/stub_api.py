@@ -172,10 +172,11 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             },
             "precision": {"type": "string", "enum": ["bf16", "fp32"], "description": "Arithmetic."},
             "columns": {"type": "object", "description": 'Names, as in {"prompt": "q"}.'},
+            "adapter": {"anyOf": [{"type": "object"}, {"type": "null"}]},
             "task_settings": {"type": "object", "properties": {}},
         }
         training: dict[str, Any] = {"epochs": 3, "learning_rate": 1e-3, "max_length": None}
-        training |= {"precision": "bf16", "columns": {}, "task_settings": {}}
+        training |= {"precision": "bf16", "columns": {}, "adapter": None, "task_settings": {}}
         if task == "sequence_classification":
             training["task_settings"] = {"problem_type": "auto", "labels": []}
             schema["task_settings"]["properties"] = {
@@ -188,6 +189,7 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             "task": task,
             "tasks": ["causal_lm", "sequence_classification"],
             "training": training,
+            "presets": {"adapter": {"adapter": {"rank": 4}, "learning_rate": 0.01}},
             "schema": schema,
         }
 

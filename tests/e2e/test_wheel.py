@@ -45,6 +45,7 @@ def test_wheel_has_product_without_tests(wheel: Path) -> None:
     for needed in (
         "deploy.yaml",
         "deploy.vllm.yaml",
+        "adapter.yaml",
         "handbook.yaml",
         "tuneserve-demo/model.safetensors",
     ):

@@ -94,6 +94,7 @@ def test_unwritable_export_file_error_names_path(call: Call) -> None:
 
 def test_ctrl_c_stops_watching_job(capsys: pytest.CaptureFixture[str]) -> None:
     """The server sends one event and leaves the stream open."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ended = threading.Event()
 
@@ -113,5 +114,6 @@ def test_ctrl_c_stops_watching_job(capsys: pytest.CaptureFixture[str]) -> None:
         finally:
             ended.set()
             serving.join()
+            signal.signal(signal.SIGINT, before)
     assert stopped.value.exit_code == 130
     assert "stopped watching; ftjob-1 continues" in capsys.readouterr().err

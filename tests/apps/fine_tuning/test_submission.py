@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
+from apps.bundled import (
+    DEMONSTRATION_MODEL,
+    read_adapter_settings,
+    read_demonstration_settings,
+)
 from apps.errors import ApiError, InvalidInputError
 from apps.file_store import FileStore
 from apps.fine_tuning import submission
+from apps.fine_tuning.default_settings import list_presets
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import name_model
 from apps.fine_tuning.job_responses import describe_job
@@ -20,6 +26,7 @@ from tests.apps.conftest import ROW, create_run
 from tests.apps.fine_tuning.conftest import fill_disk
 from training.data.faults import DataError
 from training.run.folder import RunFolder
+from training.spec import TrainingSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +50,16 @@ pytestmark = pytest.mark.anyio
             {"training": {"strategy": "pipeline", "num_workers": 3}},
             ApiError,
             "the pipeline has 3 stages, and base_model 'tiny' has 2 decoder layers: ",
+        ),
+        (
+            {"training": {"adapter": {"rank": 33}}},
+            ApiError,
+            "adapter.rank is 33, more than 'model.layers.0.self_attn.q_proj' of 32 × 32 has",
+        ),
+        (
+            {"training": {"adapter": {"export": "adapter"}}},
+            InvalidInputError,
+            "adapter.export is 'adapter', and models are served complete",
         ),
         ({"training": {"num_workers": 64}}, ApiError, "64 workers × 0.5 CPUs = 32 CPUs"),
         (
@@ -223,3 +240,25 @@ async def test_defaults_have_schema(queue: RunQueue) -> None:
     assert (defaults["task"], defaults["tasks"][0]) == ("causal_lm", "causal_lm")
     assert set(defaults["training"]) == set(defaults["schema"])
     assert "train_file" not in defaults["training"]
+
+
+async def test_preset_is_a_valid_change_of_the_defaults(queue: RunQueue) -> None:
+    defaults = await queue.get_defaults("latest")
+    (preset,) = defaults["presets"].values()
+    assert preset.keys() <= defaults["training"].keys()
+    sources = {"base_model": "-", "train_file": "-"}
+    spec = TrainingSpec.model_validate({**defaults["training"], **preset, **sources})
+    assert spec.adapter is not None
+    assert spec.learning_rate == 10 * defaults["training"]["learning_rate"]
+
+
+def test_preset_of_demonstration_model_is_the_example() -> None:
+    sources = {"base_model": "-", "train_file": "-"}
+    defaults = TrainingSpec.model_validate({**sources, **read_demonstration_settings()})
+    preset = list_presets(defaults, DEMONSTRATION_MODEL)["adapter"]
+    example = TrainingSpec.model_validate({**sources, **read_adapter_settings()})
+    changed = {**defaults.model_dump(), **preset}
+    assert TrainingSpec.model_validate(changed) == example
+    assert preset.keys() == {"adapter", "learning_rate", "weight_decay", "zero_stage"}
+    image = defaults.model_copy(update={"task": "image_classification"})
+    assert list_presets(image, DEMONSTRATION_MODEL) == {}

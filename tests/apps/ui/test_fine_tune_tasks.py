@@ -11,7 +11,7 @@ from apps.client.client import ApiClient
 from apps.client.resources import Defaults
 from apps.ui.fine_tune import FineTunePage
 from apps.ui.protection.uploads import UploadFolder
-from apps.ui.training_settings import TrainingSettings, name_task
+from apps.ui.training_settings import Entered, TrainingSettings, name_task
 from tests.apps.stub_api import StubApi, ask
 
 CLASSIFICATION = "sequence_classification"
@@ -84,17 +84,24 @@ def test_settings_of_model_stay_if_other_data_cannot_be_read(call: Any) -> None:
     assert defaults is None
 
 
+def build_settings(
+    page: FineTunePage, defaults: Any, entered: Entered, preset: str = "", start: Any = None
+) -> TrainingSettings:
+    with gr.Blocks(analytics_enabled=False):
+        return TrainingSettings(
+            Defaults.model_validate(defaults),
+            entered,
+            preset,
+            is_more_open=False,
+            start=start or page.start,
+            show_preview=page.show_preview,
+        )
+
+
 def test_start_is_refused_while_settings_of_other_choice_are_shown(call: Any, api: StubApi) -> None:
     async def press(page: FineTunePage, model: str, task: str) -> str:
         _, defaults = await page.choose_task("base", CLASSIFICATION)
-        with gr.Blocks(analytics_enabled=False):
-            settings = TrainingSettings(
-                Defaults.model_validate(defaults),
-                {},
-                is_more_open=False,
-                start=page.start,
-                show_preview=page.show_preview,
-            )
+        settings = build_settings(page, defaults, {})
         shown = [field.value for field in settings.fields.values()]
         return await settings.start(model, task, "file-handbook", "", *shown)
 
@@ -106,3 +113,33 @@ def test_start_is_refused_while_settings_of_other_choice_are_shown(call: Any, ap
             call(lambda page, model=model, task=task: press(page, model, task))
     assert not api.jobs
     assert call(lambda page: press(page, "base", CLASSIFICATION)) in api.jobs
+
+
+def test_preset_fills_fields_and_is_sent_with_what_was_entered(call: Any) -> None:
+    sent: list[Any] = []
+
+    async def record(*arguments: Any) -> str:
+        sent.append(arguments)
+        return "a job"
+
+    async def press(page: FineTunePage) -> Entered:
+        _, defaults = await page.choose_task("base", "causal_lm")
+        settings = build_settings(page, defaults, {"epochs": 7}, "adapter", record)
+        shown = {key: field.value for key, field in settings.fields.items()}
+        assert (shown["epochs"], shown["learning_rate"]) == (7, 0.01)
+        await settings.start("base", "causal_lm", "file-handbook", "", *shown.values())
+        return settings.keep({"epochs": 7}, "name", *shown.values())
+
+    assert call(press) == {"epochs": 7, "suffix": "name"}
+    changes = {"epochs": 7, "learning_rate": 0.01, "adapter": {"rank": 4}}
+    assert sent == [("base", "file-handbook", "", changes)]
+
+
+def test_unknown_preset_shows_defaults(call: Any) -> None:
+    async def build(page: FineTunePage) -> tuple[Any, Any]:
+        _, defaults = await page.choose_task("base", "causal_lm")
+        settings = build_settings(page, {**defaults, "presets": {}}, {}, "adapter")
+        return settings.preset, settings.fields["learning_rate"].value
+
+    menu, rate = call(build)
+    assert (menu.value, menu.visible, rate) == ("", False, 0.001)
