@@ -94,7 +94,7 @@ def test_last_step_is_evaluated_and_saved(
     journal = Journal(run, place, (), num_steps)
     objective = open_default_objective()
     engine: Any = None  # all that would use it is replaced
-    worker = loop._Worker(spec, run, place, engine, plan, objective, rows, journal)
+    worker = loop._Worker(spec, run, place, engine, plan, objective, rows, None, journal)
     assert worker.walk(Progress(num_shares=1), num_steps) == "finished"
     last = max_steps or 8
     assert [progress.step for progress in saved.progress] == sorted({min(4, last), last})
