@@ -53,7 +53,8 @@ def write_pairs(path: Path, *, is_unpaired: bool, num_rows: int = 60) -> None:
                 answer = random.integers(4, 300, int(random.integers(2, 12)))
                 ids = np.concatenate([prompt, answer]).astype(np.int32)
                 sides.append(TokenSample(line, ids, np.arange(len(ids)) >= len(prompt)))
-            writer.write(PairSample(*sides, verdict=bool(line % 3) if is_unpaired else None))
+            verdict = bool(line % 3) if is_unpaired else None
+            writer.write(PairSample(sides[0], sides[1], verdict))
 
 
 def choose_folder(folder: Path, loss: str) -> Path:

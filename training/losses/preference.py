@@ -190,7 +190,8 @@ def _log1mexp(values: torch.Tensor) -> torch.Tensor:
 class PreferenceMetrics:
     """The metrics of an evaluation, synchronised over workers by torchmetrics.
 
-    Of pairs: `reward_accuracy`, the share in which the good answer has the higher reward;
+    Of pairs: `reward_accuracy`, the share in which the good answer has the higher reward, where a
+    tie, as before the first step, counts half;
     `reward_margin`, the mean difference of rewards; `kl`, the mean of `log p_ref - log p` over
     both answers, which estimates the divergence of the reference from the model, in nats per
     answer, if the reference generated the answers. ORPO has no reference, so no `kl`.
@@ -209,17 +210,17 @@ class PreferenceMetrics:
         first, second, verdicts = predictions.T
         if self._settings.loss == "kto":
             baseline = second.mean().clamp(min=0)
-            is_right = (first > baseline) == verdicts.bool()
+            gains = (2 * verdicts - 1) * (first - baseline)
             self._means["kl"].update(baseline, len(first))
             self._means["good"].update(first, verdicts)
             self._means["bad"].update(first, 1 - verdicts)
         else:
-            is_right = first > second
+            gains = first - second
             self._means["good"].update(first)
             self._means["bad"].update(second)
             if "kl" in self._means:
                 self._means["kl"].update(-torch.cat([first, second]))
-        self._means["reward_accuracy"].update(is_right.float())
+        self._means["reward_accuracy"].update((gains.sign() + 1) / 2)
 
     def compute(self) -> dict[str, float]:
         """Return the metrics; all workers must call this together."""
