@@ -59,7 +59,7 @@ def rows(tmp_path: Path) -> RowTable:
         for line in range(5):
             sides = [np.array([sign * line, 1, 2], np.int32) for sign in (1, -1)]
             samples = [TokenSample(line, ids, np.array([False, False, True])) for ids in sides]
-            writer.write(PairSample(*samples, verdict=True))
+            writer.write(PairSample(samples[0], samples[1], verdict=True))
     return RowTable(run / "data" / "train.arrow", PAIR_LAYOUT)
 
 
