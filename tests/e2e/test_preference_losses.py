@@ -180,8 +180,10 @@ def test_losses_equal_those_of_trl(
     expected = train_with_trl(own, cases[0], loss, tmp_path / "trl")
     assert np.ptp(expected) > 0.01  # something is learned
     for case, found in zip(cases, train_in_group(world_size, own, cases), strict=True):
-        difference = float(np.abs(np.array(found.losses) - expected).max())
-        print(loss, world_size, case.settings["zero_stage"], difference)
+        # Losses of IPO are about 25 at this beta: fp32 rounds them more than those of the others.
+        scale = max(1.0, *expected)
+        difference = float(np.abs(np.array(found.losses) - expected).max()) / scale
+        print(loss, world_size, case.settings["zero_stage"], difference, scale)
         assert difference < 1e-4, case
 
 
