@@ -19,9 +19,10 @@ prompts and answers without padding. The contenders run one after another, in a 
 each round; a figure is the median of the rounds. `--blocks` divides the rows into that many blocks,
 and all contenders train one block before any trains the next, so that drift of the machine's speed
 within minutes affects all of them alike. The figure of a round is then all tokens divided by all
-seconds. With `--adapter`, ours and Trainer train LoRA of the same layers and rank, Trainer by PEFT;
-`peak_memory_mb` is that of the worker that needs the most. Last line: one JSON object, in which
-ratio_X is our speed divided by that of X.
+seconds. With `--adapter`, ours and Trainer train LoRA of the same layers and rank, Trainer by PEFT,
+and both write a checkpoint after the last step. `peak_memory_mb` is that of the worker that needs
+the most, until then. Last line: one JSON object, in which ratio_X is our speed divided by that of
+X.
 """
 
 import argparse

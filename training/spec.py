@@ -41,6 +41,11 @@ class TrainingSpec(LoopSettings, StrategySettings, StepSettings, SourceSettings)
         description="Learn an adapter of low rank, and keep all other weights as they are; "
         "default: all weights are learned.",
     )
+    quantization: Literal["none", "nf4", "int8"] = Field(
+        "none",
+        description="Bits of the base weights under an adapter, on GPUs: 4 ('nf4') or 8 ('int8'), "
+        "by bitsandbytes.",
+    )
     evaluate_every_steps: int | None = Field(
         None,
         ge=1,

@@ -100,16 +100,18 @@ class FineTunePage:
             await self.show_preview(model, data, {}, defaults),
         )
 
-    async def choose(
+    async def choose_settings(
         self, model: str | None, data: str | None, defaults: Mapping[str, Any] | None
     ) -> tuple[Any, ...]:
         """Show the tasks that a model can learn, and its default settings for the data.
 
-        They stay if they are for this model and task already.
+        They stay if they are for this model and task already, or if the data cannot be read.
         """
         try:
             found = await self._read_defaults(model, data)
         except ApiClientError as exc:
+            if defaults and defaults["model"] == model:
+                return show_notice(describe_error(exc)), gr.skip(), gr.skip()
             return show_notice(describe_error(exc)), show_tasks(None), None
         if defaults and found and _name_defaults(defaults) == _name_defaults(found):
             return show_notice(""), gr.skip(), gr.skip()
@@ -274,7 +276,7 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     events = [task_chosen.then]
     for listen_to_choice in choices:
         chosen = listen_to_choice(
-            page.choose,
+            page.choose_settings,
             [page.model, page.data, defaults],
             [page.notice, page.task, defaults],
             # A dropdown may send its event twice: the second call finds what the first one chose.

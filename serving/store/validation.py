@@ -69,8 +69,9 @@ def check_files(directory: Path, *, links_stay_in: Path | None = None) -> None:
     """Check the names and types of a directory's files without reading them; raise `ValueError`."""
     if (directory / ADAPTER_CONFIG_NAME).exists():  # transformers would load it, whatever it names
         raise ValueError(
-            f"{directory.name!r} has {ADAPTER_CONFIG_NAME}, so it is an adapter of PEFT, and models "
-            "are complete here: merge it with its base model (merge_and_unload) and save the result"
+            f"{directory.name!r} has {ADAPTER_CONFIG_NAME}, so it is an adapter of PEFT, and "
+            "models are complete here: merge it with its base model (merge_and_unload) and save "
+            "the result"
         )
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")

@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from storage import durable
 from tests.e2e.test_equality import differ
 from tests.e2e.training_group import (
     Case,
@@ -19,6 +20,7 @@ from tests.e2e.training_group import (
     write_table,
 )
 from tests.tiny_model import build_tiny_model
+from tests.training_process import finish, read_steps, start, write_inputs
 from training.checkpoint.format import find_shards
 from training.checkpoint.reference_logits import make_prompt, read_probe
 from training.export.adapter import ADAPTER_WEIGHTS, export_adapter
@@ -29,7 +31,8 @@ from training.task import open_default_objective
 pytestmark = pytest.mark.e2e
 
 TARGETS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-METHODS = ("lora", "dora", "rslora")
+KINDS = ("lora", "dora", "rslora", "lora-pissa", "rslora-pissa", "lora-olora", "rslora-olora")
+"""Methods of adapters, and what they start from."""
 STRATEGIES: list[dict[str, Any]] = [
     {"zero_stage": 0},
     {"zero_stage": 2},
@@ -48,21 +51,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_case(method: str, strategy: dict[str, Any], **changes: Any) -> Case:
-    settings = {"adapter": {"method": method, "rank": 4}, "learning_rate": 0.01, **strategy}
-    return Case(settings, **changes)
+def make_case(kind: str, strategy: dict[str, Any], **changes: Any) -> Case:
+    method, _, init = kind.partition("-")
+    adapter = {"method": method, "rank": 4, "init": init or "default"}
+    # From the base weights, steps of 0.01 multiply rounding by up to 100 in ten steps.
+    rate = 0.001 if init else 0.01
+    return Case({"adapter": adapter, "learning_rate": rate, **strategy}, **changes)
 
 
 def train_with_peft(folder: Path, case: Case) -> Trained:
     """Compute the steps of a case with PEFT in one process."""
     base = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
-    method = case.settings["adapter"]["method"]
+    method, init = case.settings["adapter"]["method"], case.settings["adapter"]["init"]
     config = LoraConfig(
         r=4,
         lora_alpha=8,
         target_modules=TARGETS,
         use_dora=method == "dora",
         use_rslora=method == "rslora",
+        init_lora_weights=True if init == "default" else init,
     )
     torch.manual_seed(0)
     trained = train_plainly(folder, case, get_peft_model(base, config))
@@ -82,15 +89,13 @@ def differ_from(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_losses_equal_those_of_peft(folder: Path, world_size: int) -> None:
     cases = [
-        make_case(method, strategy, num_shares=world_size)
-        for method in METHODS
+        make_case(kind, strategy, num_shares=world_size)
+        for kind in KINDS
         for strategy in STRATEGIES
     ]
-    plain = {
-        one: train_with_peft(folder, make_case(one, {}, num_shares=world_size)) for one in METHODS
-    }
-    for case, found in zip(cases, train_in_group(world_size, folder, cases), strict=True):
-        expected = plain[case.settings["adapter"]["method"]]
+    plain = [train_with_peft(folder, make_case(kind, {}, num_shares=world_size)) for kind in KINDS]
+    for number, found in enumerate(train_in_group(world_size, folder, cases)):
+        case, expected = cases[number], plain[number // len(STRATEGIES)]
         learned = [one for name, one in expected.parameters.items() if "lora_B" in name]
         assert learned
         assert min(float(one.norm()) for one in learned) > 0.01  # they start at zero
@@ -106,8 +111,8 @@ def test_resumed_adapter_equals_uninterrupted_one(
 ) -> None:
     def make_cases(**changes: Any) -> list[Case]:
         return [
-            make_case(method, strategy, checkpoint=tmp_path / f"{method}-{number}", **changes)
-            for method in ("lora", "dora")
+            make_case(kind, strategy, checkpoint=tmp_path / f"{kind}-{number}", **changes)
+            for kind in ("lora", "dora", "lora-pissa", "rslora-olora")
             for number, strategy in enumerate(STRATEGIES)
         ]
 
@@ -129,8 +134,8 @@ def test_resumed_adapter_equals_uninterrupted_one(
 
 def test_exported_adapter_has_the_logits_of_training(folder: Path, tmp_path: Path) -> None:
     cases = [
-        make_case(method, strategy, checkpoint=tmp_path / f"{method}-{number}", save_after=10)
-        for method in METHODS
+        make_case(kind, strategy, checkpoint=tmp_path / f"{kind}-{number}", save_after=10)
+        for kind in KINDS
         for number, strategy in enumerate(STRATEGIES)
     ]
     cases = [replace(case, saves_probe=True) for case in cases]
@@ -176,3 +181,47 @@ def test_exported_adapter_has_the_logits_of_training(folder: Path, tmp_path: Pat
         complete = AutoModelForCausalLM.from_pretrained(whole)
         with torch.no_grad():
             assert differ_from(complete(**prompt).logits[0], adapted) < ROUNDING
+
+
+def test_start_from_the_base_weights_is_published_in_half_precision(
+    folder: Path, tmp_path: Path
+) -> None:
+    settings = {"zero_stage": 3, "precision": "bf16"}
+    cases = [
+        make_case(kind, settings, checkpoint=tmp_path / kind, save_after=10, saves_probe=True)
+        for kind in ("lora-pissa", "rslora-olora")
+    ]
+    train_in_group(2, folder, cases)
+    for case in cases:
+        spec = make_spec(folder, case)
+        assert case.checkpoint is not None
+        assert spec.adapter is not None
+        verification = export_adapter(
+            case.checkpoint,
+            spec,
+            spec.adapter,
+            tmp_path / f"{case.checkpoint.name}-exported",
+            dtype=torch.bfloat16,
+            objective=open_default_objective(),
+        )
+        assert verification.passed
+
+
+def test_ddp_has_the_losses_of_zero(tmp_path: Path) -> None:
+    """Ray Train starts both; with a start from the base weights, which rank 0 computes."""
+    write_inputs(tmp_path)
+    runs = []
+    strategies: list[dict[str, Any]] = [{"zero_stage": 2}, {"strategy": "ddp"}]
+    for strategy in strategies:
+        output = "-".join(map(str, strategy.values()))
+        settings = {**strategy, "precision": "fp32", "epochs": 1, "learning_rate": 0.001}
+        with start(tmp_path, output, adapter={"rank": 4, "init": "pissa"}, **settings) as process:
+            assert finish(process) == 0
+        runs.append(read_steps(tmp_path, output))
+        assert durable.read_json(tmp_path / output / "model" / "verification.json")["passed"]
+        assert (tmp_path / output / "model" / ADAPTER_WEIGHTS).is_file()
+    expected, found = runs
+    assert len(found) > 5
+    for name in ("loss", "grad_norm", "eval_loss"):
+        values = [step[name] for step in expected if name in step]
+        assert [step[name] for step in found if name in step] == pytest.approx(values, rel=1e-4)

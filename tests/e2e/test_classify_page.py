@@ -56,6 +56,8 @@ def test_page_fine_tunes_classifier_shows_confusion_and_classifies(
     choose(page, "base-model", "page-encoder (base)")
     expect(page.locator("#task input")).to_have_value("Classify texts", timeout=PATIENCE_MS)
     expect(page.locator("#preview")).to_contain_text("the film was good", timeout=PATIENCE_MS)
+    # The fields are built again with the settings of the chosen model.
+    expect(page.locator("#setting-learning-rate input")).to_have_value("0.0001")
     enter(page, "setting-epochs", "8")
     enter(page, "setting-learning-rate", "0.005")
     enter(page, "setting-num-workers", "1")

@@ -175,6 +175,7 @@ def test_page_fine_tunes_image_classifier_with_zero(
     page.goto(f"{application.url}/ui/")
     enter(page, "setting-epochs", "5")  # stays when the fields are those of another task
     start_on_page(page, inputs / "shapes.zip", "Classify images", IMAGE_MODEL, "colours")
+    expect(page.locator("#setting-learning-rate input")).to_have_value("0.0001")
     choose(page, "setting-augmentation", "none")
     expect(page.locator("#setting-epochs input")).to_have_value("5")
     enter(page, "setting-learning-rate", "0.003")

@@ -210,11 +210,12 @@ def train_undisturbed(chaos: Chaos) -> Losses:
 
 
 def have_ended(chaos: Chaos, ledger: Ledger, num_jobs: int) -> bool:
+    accepted = list(ledger.jobs)  # before they are listed: clients add jobs at the same time
     jobs = {job.id: job for job in chaos.application.client.fine_tuning.jobs.list(limit=100)}
-    for job_id in ledger.jobs:
+    for job_id in accepted:
         assert jobs[job_id].status not in ("failed", "cancelled"), jobs[job_id].error
-    return len(ledger.jobs) >= num_jobs and all(
-        jobs[job_id].status == "succeeded" for job_id in ledger.jobs
+    return len(accepted) >= num_jobs and all(
+        jobs[job_id].status == "succeeded" for job_id in accepted
     )
 
 

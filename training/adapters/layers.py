@@ -3,15 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
+from training.adapters.initial import start_from_weights
+from training.adapters.names import ADAPTER_NAME
 from training.adapters.targets import choose_targets, find_saved_modules
 from training.settings.adapter_settings import AdapterSettings
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-ADAPTER_NAME = "default"
-"""What PEFT calls the only adapter of a model."""
+_CPU = torch.device("cpu")
 
 
 def plan_adapter(
@@ -30,24 +32,34 @@ def plan_adapter(
         lora_dropout=settings.dropout,
         target_modules=choose_targets(model, settings, saved),
         modules_to_save=saved or None,
+        fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
         use_dora=settings.method == "dora",
         use_rslora=settings.method == "rslora",
     )
 
 
 def add_adapter(
-    model: Any, settings: AdapterSettings, *, has_new_head: bool, seed: int
+    model: Any,
+    settings: AdapterSettings,
+    *,
+    has_new_head: bool,
+    seed: int,
+    device: torch.device = _CPU,
+    is_resumed: bool = False,
 ) -> "LoraConfig":
     """Add an adapter to a model in place, and freeze everything else; returns its configuration.
 
-    Its random values depend only on `seed`. Frozen parameters are left out of the model's state,
-    and so of checkpoints. Raises `SettingError` as `choose_targets` does.
+    Its random values depend only on `seed`; values from the base weights are computed on `device`,
+    unless a checkpoint is loaded next. Frozen parameters are left out of the model's state, and so
+    of checkpoints. Raises `SettingError` as `choose_targets` does.
     """
     from peft import inject_adapter_in_model
 
     config = plan_adapter(model, settings, has_new_head=has_new_head)
     torch.manual_seed(seed)
     inject_adapter_in_model(config, model, ADAPTER_NAME)
+    if settings.init != "default":
+        start_from_weights(model, settings.init, device, is_resumed=is_resumed)
     model.register_state_dict_post_hook(_drop_frozen)
     return config
 
@@ -58,6 +70,13 @@ def _drop_frozen(
     prefix: str,
     metadata: object,  # noqa: ARG001
 ) -> None:
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if not parameter.requires_grad:
-            state.pop(f"{prefix}{name}", None)
+    """Keep learned parameters and buffers, and nothing that belongs to a frozen weight.
+
+    A quantised one has scales in the state that are neither a parameter nor a buffer.
+    """
+    parameters = module.named_parameters(remove_duplicate=False)
+    kept = {f"{prefix}{name}" for name, one in parameters if one.requires_grad}
+    kept |= {f"{prefix}{name}" for name, _ in module.named_buffers(remove_duplicate=False)}
+    for name in list(state):
+        if name.startswith(prefix) and name not in kept:
+            del state[name]

@@ -1,6 +1,7 @@
 """The names of an adapter's tensors: in a model in training, and in PEFT's files."""
 
-from training.adapters.layers import ADAPTER_NAME
+ADAPTER_NAME = "default"
+"""What PEFT calls the only adapter of a model."""
 
 _PREFIX = "base_model.model."
 _VECTOR = "lora_magnitude_vector"

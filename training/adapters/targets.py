@@ -12,6 +12,12 @@ from training.spec import SettingError
 
 _LINEAR = (torch.nn.Linear, Conv1D)
 _ADAPTABLE = (*_LINEAR, torch.nn.Conv2d, torch.nn.Embedding)
+_USABLE: dict[str, tuple[type, ...]] = {
+    "default": _ADAPTABLE,
+    "pissa": _LINEAR,
+    "olora": (torch.nn.Linear,),
+}
+"""Layers that PEFT can start an adapter of by each `init`."""
 _MAX_SHOWN = 20
 
 
@@ -21,7 +27,7 @@ def choose_targets(
     """Return the ends of the names of the layers to adapt; they match no other adaptable layer.
 
     Layers within the modules `saved` are learned whole and get no adapter. Raises `SettingError` if
-    no layer is left, if a name matches none, or if a layer has fewer rows or columns than the rank.
+    no layer is left, if a name matches none, or if PEFT has no such adapter for a layer.
     """
     layers = {name: one for name, one in model.named_modules() if isinstance(one, _ADAPTABLE)}
     layers = {name: one for name, one in layers.items() if not _is_within(name, saved)}
@@ -32,13 +38,7 @@ def choose_targets(
             f"layer; name some of its layers: {_list_ends(layers)}"
         )
     for name in found:
-        rows, columns = _find_sizes(layers[name])
-        if settings.rank > min(rows, columns):
-            raise SettingError(
-                f"adapter.rank is {settings.rank}, more than {name!r} of {rows} × {columns} has; "
-                f"lower it to at most {min(rows, columns)}, or name other layers in "
-                "adapter.target_modules"
-            )
+        _check_layer(name, layers[name], settings)
     return _shorten(found, layers)
 
 
@@ -77,17 +77,90 @@ def _find_layers(
     if not isinstance(settings.target_modules, str):
         for end in settings.target_modules:
             if not any(_matches(name, [end]) for name in layers):
+                found = _describe_other(model, end)
                 raise SettingError(
-                    f"adapter.target_modules has {end!r}, and the model has no layer with such a "
-                    f"name; it has {_list_ends(layers)}"
+                    f"adapter.target_modules has {end!r}, {found}; it has {_list_ends(layers)}"
+                )
+            if _means_experts(model, end):
+                raise SettingError(
+                    f"adapter.target_modules has {end!r}, which PEFT takes for the experts of "
+                    f"{model.config.model_type!r}, whose weights are in one tensor: remove it, or "
+                    "set adapter.target_modules to 'auto'"
                 )
         return [name for name in layers if _matches(name, settings.target_modules)]
     head = model.get_output_embeddings()
     linear = [name for name, one in layers.items() if isinstance(one, _LINEAR) and one is not head]
+    linear = [name for name in linear if not _is_router(model, name)]
+    experts = {end for end in map(_find_end, linear) if _means_experts(model, end)}
+    linear = [name for name in linear if _find_end(name) not in experts]
     if settings.target_modules == "all-linear":
         return linear
     # The numbers in names are those of repeated blocks.
     return [name for name in linear if any(part.isdigit() for part in name.split("."))]
+
+
+def _describe_other(model: Any, end: str) -> str:
+    """Describe what a name means in a model that has no layer with it that can be adapted."""
+    for name, module in model.named_modules():
+        if name and _matches(name, [end]):
+            return f"a {type(module).__name__}, and an adapter is added to linear layers of a model"
+        for own, _ in module.named_parameters(recurse=False):
+            if _matches(f"{name}.{own}", [end]):
+                return (
+                    f"a parameter of {type(module).__name__}, and an adapter is added to linear "
+                    "layers of a model"
+                )
+    return "and the model has no layer with such a name"
+
+
+def _is_router(model: Any, name: str) -> bool:
+    """Return whether a layer chooses or weighs experts: the gate or router beside them."""
+    parts = name.split(".")
+    for length in range(1, len(parts)):
+        has_experts = hasattr(model.get_submodule(".".join(parts[:length])), "experts")
+        if has_experts and parts[length].endswith(("gate", "router")):
+            return True
+    return False
+
+
+def _means_experts(model: Any, end: str) -> bool:
+    """Return whether PEFT takes a name for the tensors of a model's experts.
+
+    transformers 4 had a layer for each expert, and PEFT gives their names the new meaning, even
+    where the model has other layers of this name.
+    """
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    config = LoraConfig(target_modules=[end])
+    try:
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError:  # it also expects the names of the tensor's other layers
+        return True
+    return bool(config.target_parameters)
+
+
+def _check_layer(name: str, layer: Any, settings: AdapterSettings) -> None:
+    """Raise `SettingError` for a layer that PEFT has no such adapter for."""
+    rows, columns = _find_sizes(layer)
+    if settings.rank > min(rows, columns):
+        raise SettingError(
+            f"adapter.rank is {settings.rank}, more than {name!r} of {rows} × {columns} has; "
+            f"lower it to at most {min(rows, columns)}, or name other layers in "
+            "adapter.target_modules"
+        )
+    if settings.rank % getattr(layer, "groups", 1):
+        raise SettingError(
+            f"adapter.rank is {settings.rank}, expected a multiple of the {layer.groups} groups of "
+            f"the convolution {name!r}: change it, or name other layers in adapter.target_modules"
+        )
+    usable = _USABLE[settings.init]
+    if not isinstance(layer, usable):
+        raise SettingError(
+            f"adapter.init is {settings.init!r}, which PEFT does not have for {name!r}, a "
+            f"{type(layer).__name__}: set it to 'default', or name other layers in "
+            "adapter.target_modules"
+        )
 
 
 def _matches(name: str, ends: Iterable[str]) -> bool:
@@ -102,7 +175,9 @@ def _is_within(name: str, modules: Sequence[str]) -> bool:
 
 
 def _find_sizes(layer: Any) -> tuple[int, int]:
-    """Return the rows and columns of a layer's weight, which may be sharded."""
+    """Return the rows and columns of a layer's weight, which may be sharded or quantised."""
+    if isinstance(layer, torch.nn.Linear):
+        return layer.out_features, layer.in_features
     shape = getattr(layer.weight, "ds_shape", layer.weight.shape)
     return int(shape[0]), int(shape[1:].numel())
 
@@ -117,7 +192,11 @@ def _shorten(names: Sequence[str], layers: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
+def _find_end(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 def _list_ends(names: Iterable[str]) -> str:
-    ends = sorted({name.rpartition(".")[2] for name in names} - {""})
+    ends = sorted(set(map(_find_end, names)) - {""})
     shown = ", ".join(repr(end) for end in ends[:_MAX_SHOWN] if not end.isdigit())
     return f"{shown}, …" if len(ends) > _MAX_SHOWN else shown

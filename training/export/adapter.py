@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from storage import durable
 from storage.scratch import build_in_scratch
+from training.adapters.initial import append_initial
 from training.adapters.layers import plan_adapter
 from training.adapters.names import name_in_file
 from training.checkpoint.format import find_shards
@@ -102,6 +103,9 @@ def _write_settings(
         planned.task_type = "CAUSAL_LM"
     planned.base_model_name_or_path = name_source(spec.base_model)
     planned.inference_mode = True
+    if settings.init != "default":  # twice the rank: see training.adapters.initial
+        planned.r *= 2
+        planned.lora_alpha *= 2**0.5 if planned.use_rslora else 2  # the same scale
     planned.save_pretrained(str(directory))
     save_inputs(spec.base_model, config, directory, objective, spec.template_arguments)
 
@@ -115,8 +119,12 @@ def _write_weights(
     tensors = {name: _read(one, dtype) for name, one in learned.items()}
     if not tensors:
         raise ConsolidationError(f"the checkpoint {checkpoint.name!r} has no adapter")
+    buffers = {name: _read(one, one.dtype) for name, one in stored.items() if one.is_buffer}
     save_file(
-        {name_in_file(name): tensor for name, tensor in tensors.items()},
+        {
+            name_in_file(name): append_initial(name, tensor, buffers)
+            for name, tensor in tensors.items()
+        },
         directory / ADAPTER_WEIGHTS,
         metadata={"format": "pt"},
     )
@@ -152,17 +160,27 @@ def _check_adapter(
         reason = str(exc).replace(str(directory), directory.name)
         return [Check(name="loads", passed=False, detail=f"it does not load: {reason}")]
     loads = Check(name="loads", passed=True, detail="it loads on its base model")
-    return [loads, check_logits(model.eval(), probe, is_rounded=dtype != trained_in)]
+    # In half precision, training rounds both products of such a start before it subtracts them.
+    starts_large = spec.adapter is not None and spec.adapter.init != "default"
+    is_rounded = dtype != trained_in or (starts_large and trained_in != torch.float32)
+    comparable = select_comparable(spec, probe)
+    return [loads, check_logits(model.eval(), comparable, is_rounded=is_rounded)]
+
+
+def select_comparable(spec: TrainingSpec, probe: Probe | None) -> Probe | None:
+    """Return the logits of the training, unless they are those of other, quantised base weights."""
+    return probe if spec.quantization == "none" else None
 
 
 def load_with_adapter(
     directory: Path, spec: TrainingSpec, objective: Objective, dtype: torch.dtype
 ) -> Any:
-    """Load the base model of a spec in `dtype`, with an adapter in PEFT's layout.
+    """Load the base model of a spec in `dtype`, not quantised, with an adapter in PEFT's layout.
 
     Raises what transformers and PEFT raise for a file that does not fit.
     """
     from peft import PeftModel
 
-    plain = spec.model_copy(update={"adapter": None, "activation_checkpointing": False})
+    changes = {"adapter": None, "quantization": "none", "activation_checkpointing": False}
+    plain = spec.model_copy(update=changes)
     return PeftModel.from_pretrained(load_model(plain, objective, dtype=dtype), str(directory))

@@ -10,7 +10,7 @@ import torch
 from storage import durable
 from storage.scratch import build_in_scratch
 from training.checkpoint.reference_logits import Probe, read_probe
-from training.export.adapter import load_with_adapter, write_adapter
+from training.export.adapter import load_with_adapter, select_comparable, write_adapter
 from training.export.consolidate import DEFAULT_SHARD_BYTES, write_model
 from training.export.model_settings import check_settings
 from training.export.plan import ConsolidationError
@@ -62,7 +62,8 @@ def export_merged(
         if add_files:
             add_files(building)
         # The sum of both weights is rounded, which the training did not do.
-        loaded = check_model(building, probe, torch.float32, objective.task.model_class)
+        comparable = select_comparable(spec, probe)
+        loaded = check_model(building, comparable, torch.float32, objective.task.model_class)
         verification = Verification(checks=(learned, values, check_settings(building), *loaded))
         verification.write(building)
         if not verification.passed:

@@ -111,7 +111,7 @@ def check_logits(model: Any, probe: Probe | None, *, is_rounded: bool) -> Check:
     `is_rounded` tells whether its weights were rounded to another dtype since.
     """
     if probe is None:
-        detail = "the checkpoint was saved without answers to compare with"
+        detail = "the checkpoint has no logits of these weights to compare with"
         return Check(name="logits", passed=None, detail=detail)
     with torch.no_grad():
         found = model(**cast_inputs(probe.inputs, model.dtype)).logits.float()

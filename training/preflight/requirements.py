@@ -72,7 +72,7 @@ def estimate_memory(spec: TrainingSpec, size: ModelSize, *, on_gpu: bool) -> tup
     num_weights = 1 if spec.sharding_stage == 3 else num_replicas  # copies of each in the cluster
     num_gradients = 1 if spec.sharding_stage >= 2 else num_replicas
     num_states = 1 if spec.sharding_stage >= 1 else num_replicas
-    weights = _count_pass_bytes(spec) * size.num_parameters * num_weights
+    weights = int(_count_weight_bytes(spec) * size.num_parameters * num_weights)
     gradients = _count_pass_bytes(spec) * size.num_learned * num_gradients
     states = optimizer * size.num_learned * num_states
     if not on_gpu:
@@ -90,6 +90,11 @@ def _count_export_bytes(spec: TrainingSpec) -> int:
     if spec.export_dtype == "auto":
         return _count_pass_bytes(spec)
     return 4 if spec.export_dtype == "fp32" else 2
+
+
+def _count_weight_bytes(spec: TrainingSpec) -> float:
+    """Return the bytes per weight of the model in memory, most of which may be quantised."""
+    return {"nf4": 0.5, "int8": 1.0}.get(spec.quantization, _count_pass_bytes(spec))
 
 
 def _count_pass_bytes(spec: TrainingSpec) -> int:

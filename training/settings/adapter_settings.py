@@ -1,8 +1,8 @@
 """The part of a spec that describes an adapter, which is trained in place of all weights."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from training.settings.fault_messages import show_value
 
@@ -62,6 +62,12 @@ class AdapterSettings(BaseModel):
         le=65536,
         description="Scale of the adapter: 's' is alpha / rank. Default: twice the rank.",
     )
+    init: Literal["default", "pissa", "olora"] = Field(
+        "default",
+        description="Values that the adapter starts from: 'default', random ones and zeros; "
+        "'pissa', the largest singular values of each weight (arXiv 2404.02948); 'olora', a QR "
+        "decomposition of it (arXiv 2406.01775).",
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
     target_modules: Annotated[
         Literal["auto", "all-linear"] | Annotated[_Names, BeforeValidator(_check_given)],
@@ -81,6 +87,15 @@ class AdapterSettings(BaseModel):
         description="Modules that are learned whole, and are part of the adapter: the ends of "
         "their names. The head of a classifier always is.",
     )
+
+    @model_validator(mode="after")
+    def _check_init(self) -> Self:
+        if self.method == "dora" and self.init != "default":
+            raise ValueError(
+                f"init is {self.init!r} and method is 'dora', whose learned lengths PEFT does not "
+                "keep for it: set init to 'default', or method to 'lora' or 'rslora'"
+            )
+        return self
 
     @property
     def scale_numerator(self) -> float:

@@ -150,10 +150,20 @@ class DdpStrategy:
         place: Place,
         plan: BatchPlan,
         objective: Objective,
-        start: Checkpoint | None = None,  # noqa: ARG002 - the same for any number of workers
+        start: Checkpoint | None = None,
     ) -> TrainingEngine:
-        """Load the base model in fp32 on every worker."""
-        model = load_model(spec, objective, plan.layout, place.device, dtype=torch.float32)
+        """Load the base model in fp32 on every worker.
+
+        A checkpoint is the same for any number of workers.
+        """
+        model = load_model(
+            spec,
+            objective,
+            plan.layout,
+            place.device,
+            dtype=torch.float32,
+            is_resumed=start is not None,
+        )
         # A class with a head may have parameters of its base model that the head does not use.
         return DdpEngine(model, spec, place, has_unused_parameters=objective.task.adds_head)
 

@@ -98,7 +98,9 @@ class ZeroStrategy:
         )
         unfit_head = find_unfit_head(spec, objective)
         shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
-        model = load_model(spec, objective, plan.layout, place.device, unfit_head)
+        model = load_model(
+            spec, objective, plan.layout, place.device, unfit_head, is_resumed=start is not None
+        )
         del shards_on_load
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=build_optimizer(model, spec), config=config

@@ -39,19 +39,19 @@ def call(api: StubApi, tmp_path: Path) -> Callable[[Callable[[FineTunePage], Awa
 
 
 def test_file_of_labelled_rows_selects_classification(call: Any, labelled_file: str) -> None:
-    _, menu, defaults = call(lambda page: page.choose("base", labelled_file, None))
+    _, menu, defaults = call(lambda page: page.choose_settings("base", labelled_file, None))
     assert menu.value == CLASSIFICATION
     assert menu.choices == [("Generate text", "causal_lm"), ("Classify texts", CLASSIFICATION)]
     assert "problem_type" in defaults["training"]["task_settings"]
-    _, menu, defaults = call(lambda page: page.choose("base", "file-handbook", defaults))
+    _, menu, defaults = call(lambda page: page.choose_settings("base", "file-handbook", defaults))
     assert (menu.value, defaults["task"]) == ("causal_lm", "causal_lm")
 
 
 def test_other_data_keep_settings_of_same_task(call: Any, api: StubApi, labelled_file: str) -> None:
     chats = {"model": "base", "task": "causal_lm", "tasks": ["causal_lm", CLASSIFICATION]}
-    kept = call(lambda page: page.choose("base", "file-handbook", chats))
+    kept = call(lambda page: page.choose_settings("base", "file-handbook", chats))
     assert [type(one) for one in kept[1:]] == [type(gr.skip())] * 2
-    _, menu, defaults = call(lambda page: page.choose("base", labelled_file, chats))
+    _, menu, defaults = call(lambda page: page.choose_settings("base", labelled_file, chats))
     assert (menu.value, defaults["task"]) == (CLASSIFICATION, CLASSIFICATION)
 
 
@@ -69,5 +69,15 @@ def test_task_by_default_is_not_sent(call: Any, api: StubApi) -> None:
 
 
 def test_unknown_file_is_reported(call: Any) -> None:
-    notice, *_ = call(lambda page: page.choose("base", "file-gone", None))
+    notice, *_ = call(lambda page: page.choose_settings("base", "file-gone", None))
     assert "There is no file" in notice.value
+
+
+def test_settings_of_model_stay_if_other_data_cannot_be_read(call: Any) -> None:
+    chats = {"model": "base", "task": "causal_lm", "tasks": ["causal_lm", CLASSIFICATION]}
+    notice, *kept = call(lambda page: page.choose_settings("base", "file-gone", chats))
+    assert "There is no file" in notice.value
+    assert [type(one) for one in kept] == [type(gr.skip())] * 2
+    other = {**chats, "model": "other"}
+    _, _, defaults = call(lambda page: page.choose_settings("base", "file-gone", other))
+    assert defaults is None

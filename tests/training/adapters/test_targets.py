@@ -5,11 +5,16 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     BertConfig,
     BertForSequenceClassification,
+    ConvNextConfig,
+    ConvNextForImageClassification,
     GPT2Config,
     LlamaConfig,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     ResNetConfig,
     ResNetForImageClassification,
     ViTConfig,
@@ -69,6 +74,87 @@ def test_image_classifiers() -> None:
         plan(resnet, has_new_head=True)
     found = plan(resnet, has_new_head=True, target_modules=["convolution"], rank=2)
     assert found.target_modules == {"convolution"}
+
+
+MOE: dict[str, Any] = {
+    "vocab_size": 20,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "num_local_experts": 4,
+    "pad_token_id": 0,
+    "num_experts": 4,
+    **SIZES,
+}
+ATTENTION = {"k_proj", "o_proj", "q_proj", "v_proj"}
+
+
+def build(model_type: str, **settings: Any) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+
+
+@pytest.mark.parametrize("targets", ["auto", "all-linear"])
+@pytest.mark.parametrize(
+    ("model_type", "expected"),
+    [
+        ("phi3", {"down_proj", "gate_up_proj", "o_proj", "qkv_proj"}),
+        ("gemma", set(LLAMA)),
+        ("mixtral", ATTENTION),
+        ("qwen2_moe", set(LLAMA)),  # of the shared expert, without its gate of one row
+        ("qwen3_moe", ATTENTION),
+        ("phimoe", ATTENTION),  # without its router
+        ("llama4_text", set(LLAMA)),
+    ],
+)
+def test_fused_layers_and_experts(model_type: str, expected: set[str], targets: str) -> None:
+    model = build(model_type, **MOE)
+    assert plan(model, target_modules=targets).target_modules == expected
+    with torch.device("meta"):
+        add_adapter(model, AdapterSettings(target_modules=targets), has_new_head=False, seed=0)
+    found = [name.split(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name]
+    assert {name.rpartition(".")[2] for name in found} == expected
+    assert not any(".experts" in name for name in found)
+
+
+def test_names_that_peft_takes_for_experts_are_left_out() -> None:
+    """The dense layers of these models have names that once meant single experts."""
+    model = build("deepseek_v3", first_k_dense_replace=1, n_routed_experts=4, n_group=1, **MOE)
+    expected = {"kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"}
+    assert plan(model).target_modules == expected
+    with pytest.raises(
+        SettingError, match=r"^adapter.target_modules has 'down_proj', which PEFT takes for the exp"
+    ):
+        plan(model, target_modules=["down_proj"])
+
+
+def test_encoders_and_images() -> None:
+    config = ModernBertConfig(vocab_size=20, num_attention_heads=2, pad_token_id=0, **SIZES)
+    found = plan(ModernBertForSequenceClassification(config), has_new_head=True)
+    assert found.target_modules == {"Wi", "Wo", "Wqkv"}
+    assert set(found.modules_to_save) == {"head", "classifier"}
+    convnext = ConvNextForImageClassification(
+        ConvNextConfig(hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1])
+    )
+    assert plan(convnext, has_new_head=True).target_modules == {"pwconv1", "pwconv2"}
+    with pytest.raises(SettingError, match=r"^adapter.rank is 4, expected a multiple of the 8 gr"):
+        plan(convnext, has_new_head=True, target_modules=["dwconv"], rank=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("gate_up_proj", "a parameter of MixtralExperts, and an adapter is added to linear layers"),
+        ("experts", "a MixtralExperts, and an adapter is added to linear layers of a model"),
+        ("input_layernorm", "a MixtralRMSNorm, and an adapter is added to linear layers"),
+        ("mlp.gate", "a MixtralTopKRouter, and an adapter is added to linear layers"),
+        ("w1", "and the model has no layer with such a name"),
+    ],
+)
+def test_what_is_no_linear_layer_is_named(name: str, told: str) -> None:
+    with pytest.raises(SettingError, match=f"^adapter.target_modules has '{name}', {told}"):
+        plan(build("mixtral", **MOE), target_modules=[name])
 
 
 def test_named_layers() -> None:
