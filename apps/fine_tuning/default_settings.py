@@ -6,6 +6,7 @@ from typing import Any, Literal, TypedDict
 from apps.bundled import DEMONSTRATION_MODEL, read_demonstration_settings
 from apps.errors import InvalidInputError, invalid_input
 from apps.fine_tuning.job_requests import SERVER_SETTINGS
+from serving.served_task import list_served_tasks
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from system.library_imports import import_transformers
@@ -28,8 +29,14 @@ class DefaultsObject(TypedDict):
     schema: Mapping[str, Any]
 
 
+def list_offered_tasks() -> list[str]:
+    """Return the tasks whose models are served; all that generate text are."""
+    served = list_served_tasks()
+    return [name for name in list_tasks() if name in served or find_task(name).generates]
+
+
 def list_learnable_tasks(model: StoredModel) -> list[str]:
-    """Return the tasks that a model can learn, the most likely one first.
+    """Return the offered tasks that a model can learn, the most likely one first.
 
     Raises `InvalidInputError` if its configuration cannot be read.
     """
@@ -39,7 +46,7 @@ def list_learnable_tasks(model: StoredModel) -> list[str]:
     with invalid_input("model", only=SettingError):
         config = load_config(str(model.path))
     found = []
-    for name in list_tasks():
+    for name in list_offered_tasks():
         try:
             find_task(name).check_config(config, model.id)
         except ValueError:

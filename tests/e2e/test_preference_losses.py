@@ -69,7 +69,9 @@ def make_case(loss: str, run: Path, **changes: Any) -> Case:
     settings = {
         "task": "preference",
         "task_settings": {"loss": loss, **own},
-        "learning_rate": 0.001,
+        # The losses and gradients of IPO are large: 25 at this beta. With a learning rate of 0.001,
+        # TRL in fp32 differs by 3e-4 from TRL in fp64 within 20 steps; with 0.0003, by 2e-5.
+        "learning_rate": 0.0003 if loss == "ipo" else 0.001,
         "micro_batch_tokens": 256,
         **changes.pop("settings", {}),
     }
@@ -180,10 +182,8 @@ def test_losses_equal_those_of_trl(
     expected = train_with_trl(own, cases[0], loss, tmp_path / "trl")
     assert np.ptp(expected) > 0.01  # something is learned
     for case, found in zip(cases, train_in_group(world_size, own, cases), strict=True):
-        # Losses of IPO are about 25 at this beta: fp32 rounds them more than those of the others.
-        scale = max(1.0, *expected)
-        difference = float(np.abs(np.array(found.losses) - expected).max()) / scale
-        print(loss, world_size, case.settings["zero_stage"], difference, scale)
+        difference = float(np.abs(np.array(found.losses) - expected).max())
+        print(loss, world_size, case.settings["zero_stage"], difference)
         assert difference < 1e-4, case
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 PreferenceLoss = Literal["dpo", "ipo", "orpo", "kto"]
+MAX_BETA = 100.0
 
 
 class PreferenceSettings(BaseModel):
@@ -20,7 +21,7 @@ class PreferenceSettings(BaseModel):
     beta: float = Field(
         0.1,
         gt=0,
-        le=100,
+        le=MAX_BETA,
         description="How closely the model stays to the reference: the factor of rewards; of "
         "'ipo', the paper's tau; of 'orpo', the weight of the odds ratio, the paper's lambda.",
     )

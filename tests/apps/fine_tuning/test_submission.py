@@ -9,7 +9,7 @@ import pytest
 
 from apps.errors import ApiError, InvalidInputError
 from apps.file_store import FileStore
-from apps.fine_tuning import submission
+from apps.fine_tuning import default_settings
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import name_model
 from apps.fine_tuning.job_responses import describe_job
@@ -95,7 +95,7 @@ async def test_invalid_job_request_is_refused_without_creating_run(
 async def test_task_without_serving_is_refused(
     queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "list_served_tasks", lambda: ("causal_lm",))
+    monkeypatch.setattr(default_settings, "list_served_tasks", lambda: ("causal_lm",))
     body = {"model": "latest", "training_file": file_id}
     with pytest.raises(InvalidInputError, match="'image_classification', whose models are not"):
         await queue.create({**body, "training": {"task": "image_classification"}})

@@ -138,13 +138,13 @@ def choose_parser(
             f"the columns there are {show_names(keys)}"
         )
     there = {*keys, *columns}
-    found = _recognise(there)
+    found = recognise_format(there)
     if found is None or (found == "unpaired" and not allows_unpaired):
         raise DataError(_describe_unknown(keys, found, allows_unpaired=allows_unpaired))
     return PreferenceParser(found, columns)
 
 
-def _recognise(there: set[str]) -> str | None:
+def recognise_format(there: set[str]) -> str | None:
     """Recognise a format; one side is enough, so that a missing one is the fault of its row."""
     if there & {"preferred_output", "non_preferred_output"}:
         return "openai_preference"
