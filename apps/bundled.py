@@ -31,8 +31,9 @@ def find_handbook() -> Path:
     return find_bundled("handbook") / "train.jsonl"
 
 
-def read_demonstration_settings() -> dict[str, object]:
-    """Return training settings that suit the demonstration model, as in `handbook.yaml`."""
-    settings = dict(yaml.safe_load(find_bundled("handbook.yaml").read_text()))
-    del settings["base_model"], settings["train_file"]
-    return settings
+def read_demonstration_settings(task: str) -> dict[str, object]:
+    """Return settings of a task that suit the demonstration model: those of its example."""
+    name = "preference.yaml" if task == "preference" else "handbook.yaml"
+    settings = dict(yaml.safe_load(find_bundled(name).read_text()))
+    own = ("base_model", "train_file", "validation_file", "task", "task_settings")
+    return {key: value for key, value in settings.items() if key not in own}

@@ -69,7 +69,7 @@ def build_default_spec(
         raise InvalidInputError(f"task is {task!r}, expected one of {known}", param="task")
     settings: dict[str, Any] = {}
     if models.reader.find_root(model) == DEMONSTRATION_MODEL:
-        settings = read_demonstration_settings()
+        settings = read_demonstration_settings(task)
     for name in find_task(task).unused_settings:
         settings.pop(name, None)
     return TrainingSpec.model_validate(

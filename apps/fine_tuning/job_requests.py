@@ -276,7 +276,7 @@ class FineTuneRequest(RequestPart):
     def _translate_hyperparameters(self, spec: TrainingSpec) -> dict[str, Any]:
         asked = self.find_hyperparameters()
         changes: dict[str, Any] = {}
-        if isinstance(asked, DpoHyperparameters) and asked.beta != "auto":
+        if isinstance(asked, DpoHyperparameters) and asked.beta != "auto":  # `training` wins
             changes["task_settings"] = {_BETA: asked.beta, **spec.task_settings}
         if asked.n_epochs != "auto" and "epochs" not in self.training:
             changes["epochs"] = asked.n_epochs

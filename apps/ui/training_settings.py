@@ -29,6 +29,7 @@ MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
 ROW_SETTINGS = (
     *("format", "columns", "text_rows", "max_length", "overlong", "max_rows"),
     "micro_batch_tokens",
+    "task_settings.loss",
 )
 _NAME = "suffix"  # beside the settings in what was entered
 _PLACE = "training-settings"

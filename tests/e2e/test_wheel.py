@@ -46,6 +46,7 @@ def test_wheel_has_product_without_tests(wheel: Path) -> None:
         "deploy.yaml",
         "deploy.vllm.yaml",
         "handbook.yaml",
+        "preference.yaml",
         "tuneserve-demo/model.safetensors",
     ):
         assert f"apps/embedded/{needed}" in names

@@ -11,6 +11,7 @@ from apps.file_store import FileStore
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
+from apps.ui.training_settings import collect_row_settings
 from serving.errors import InvalidRequestError
 from storage.layout import StorageLayout
 from tests.apps.conftest import create_run
@@ -135,3 +136,20 @@ async def test_preview_shows_both_answers(queue: RunQueue, pairs_id: str) -> Non
     ]
     assert learned == [(1, True, "Gladly.<|im_end|>"), (1, False, "No.<|im_end|>")]
     assert (shown["task"], shown["num_rows"]) == ("preference", 4)
+
+
+async def test_settings_of_the_page_preview_rows_with_verdicts(
+    queue: RunQueue, layout: StorageLayout
+) -> None:
+    rows = [{"prompt": f"Is {n} even?", "completion": "Yes.", "label": n == 2} for n in (1, 2)]
+    add_rows(layout, "file-verdicts", *rows)
+    defaults = await queue.get_defaults("latest", "preference")
+    assert "preference" in defaults["tasks"]
+    training = collect_row_settings(defaults, {})
+    with pytest.raises(InvalidInputError, match="set task_settings.loss to 'kto'"):
+        await queue.preview("file-verdicts", "latest", 2, training)
+    training = collect_row_settings(defaults, {"task_settings.loss": "kto"})
+    shown = await queue.preview("file-verdicts", "latest", 2, training)
+    assert [row["is_preferred"] for row in shown["rows"]] == [False, True]
+    run = await create_run(queue, "file-verdicts", training=training)
+    assert run.read_spec().task_settings["loss"] == "kto"
