@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from training.deepspeed.optimizer import build_optimizer, learning_rate_at
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
-LOSSES = ("dpo", "ipo", "orpo", "kto")
 TARGETS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 NUM_COMPARED = 20
+ADAPTER = {"adapter": {"method": "lora", "rank": 4}, "learning_rate": 0.01}
 KTO_WEIGHTS = {"desirable_weight": 1.5, "undesirable_weight": 0.75}
 
 
@@ -170,41 +171,56 @@ def train_with_trl(
     return losses
 
 
+@pytest.fixture(scope="module")
+def compute_expected(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, bool], list[float]]:
+    """Computes the losses of TRL, of all weights or of an adapter; once for all workers."""
+
+    @cache
+    def compute(loss: str, is_adapted: bool) -> list[float]:
+        path = tmp_path_factory.mktemp("trl")
+        case = make_case(loss, path / "run", settings=ADAPTER if is_adapted else {})
+        config = LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS)
+        own = choose_folder(folder, loss)
+        if is_adapted:
+            return train_with_trl(own, case, loss, path, lambda base: get_peft_model(base, config))
+        return train_with_trl(own, case, loss, path)
+
+    return compute
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("losses", [("dpo", "ipo", "orpo"), ("kto",)])
 def test_losses_equal_those_of_trl(
-    folder: Path, tmp_path: Path, loss: str, world_size: int
+    folder: Path,
+    tmp_path: Path,
+    compute_expected: Callable[[str, bool], list[float]],
+    losses: tuple[str, ...],
+    world_size: int,
 ) -> None:
-    own = choose_folder(folder, loss)
+    tried = [(loss, False) for loss in losses] + [(losses[0], True)]
+    named = [(loss, is_adapted, stage) for loss, is_adapted in tried for stage in (2, 3)]
     cases = [
-        make_case(loss, tmp_path / f"{stage}", settings={"zero_stage": stage}) for stage in (2, 3)
+        make_case(
+            loss,
+            tmp_path / f"{number}",
+            settings={"zero_stage": stage, **(ADAPTER if is_adapted else {})},
+        )
+        for number, (loss, is_adapted, stage) in enumerate(named)
     ]
-    expected = train_with_trl(own, cases[0], loss, tmp_path / "trl")
-    assert np.ptp(expected) > 0.01  # something is learned
-    for case, found in zip(cases, train_in_group(world_size, own, cases), strict=True):
+    trained = train_in_group(world_size, choose_folder(folder, losses[0]), cases)
+    for (loss, is_adapted, stage), found in zip(named, trained, strict=True):
+        expected = compute_expected(loss, is_adapted)
+        assert np.ptp(expected) > 0.01  # something is learned
         difference = float(np.abs(np.array(found.losses) - expected).max())
-        print(loss, world_size, case.settings["zero_stage"], difference)
-        assert difference < 1e-4, case
-
-
-@pytest.mark.parametrize("loss", ["dpo", "kto"])
-def test_losses_of_an_adapter_equal_those_of_trl(folder: Path, tmp_path: Path, loss: str) -> None:
-    own = choose_folder(folder, loss)
-    settings = {"adapter": {"method": "lora", "rank": 4}, "zero_stage": 3, "learning_rate": 0.01}
-    case = make_case(loss, tmp_path / "run", settings=settings)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS)
-    expected = train_with_trl(
-        own, case, loss, tmp_path / "trl", lambda base: get_peft_model(base, config)
-    )
-    assert np.ptp(expected) > 0.01
-    (found,) = train_in_group(2, own, [case])
-    assert found.losses == pytest.approx(expected, abs=1e-4)
+        print(world_size, loss, is_adapted, stage, difference)
+        assert difference < 1e-4, (loss, is_adapted, stage)
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 def test_resumed_run_equals_uninterrupted_one(folder: Path, tmp_path: Path, loss: str) -> None:
     own = choose_folder(folder, loss)
-    adapter = {"adapter": {"method": "lora", "rank": 4}}
     cases = [
         make_case(
             loss,
@@ -214,7 +230,7 @@ def test_resumed_run_equals_uninterrupted_one(folder: Path, tmp_path: Path, loss
             save_after=4,
             checkpoint=tmp_path / f"saved-{number}",
         )
-        for number, settings in enumerate([{"zero_stage": 3}, {"zero_stage": 2, **adapter}])
+        for number, settings in enumerate([{"zero_stage": 3}, {"zero_stage": 2, **ADAPTER}])
     ]
     whole = train_in_group(2, own, cases)
     stored = [find_references(case).read_bytes() for case in cases]
