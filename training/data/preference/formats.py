@@ -164,8 +164,8 @@ def _describe_unknown(keys: Sequence[str], found: str | None, *, allows_unpaired
     message = f"the first row has the keys {named}; {expected}"
     if any(key in keys for key in _PLAIN_KEYS):
         return (
-            f"{message}; rows with one answer and no verdict are for task 'causal_lm': remove the "
-            "task, or add the answer that is not preferred"
+            f"{message}; rows with one answer and no verdict are for task 'causal_lm', the method "
+            "'supervised': train that, or add the answer that is not preferred"
         )
     return message
 
