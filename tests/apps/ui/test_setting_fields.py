@@ -48,7 +48,7 @@ def test_unchanged_fields_are_no_changes() -> None:
 def test_field_without_value_is_built_empty() -> None:
     """Gradio reuses fields when they are built again, and None would leave the old text."""
     schema = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
-    assert build_setting("warmup_steps", schema, None).value == ""  # type: ignore[attr-defined]
+    assert build_setting("warmup_steps", schema, None).value == ""
 
 
 def test_entered_values_stay_for_another_task_that_has_them() -> None:
