@@ -31,9 +31,9 @@ def find_handbook() -> Path:
     return find_bundled("handbook") / "train.jsonl"
 
 
-def read_demonstration_settings() -> dict[str, object]:
-    """Return training settings that suit the demonstration model, as in `handbook.yaml`."""
-    return _read_settings("handbook.yaml")
+def read_demonstration_settings(task: str) -> dict[str, object]:
+    """Return settings of a task that suit the demonstration model: those of its example."""
+    return _read_settings("preference.yaml" if task == "preference" else "handbook.yaml")
 
 
 def read_adapter_settings() -> dict[str, object]:
@@ -43,5 +43,5 @@ def read_adapter_settings() -> dict[str, object]:
 
 def _read_settings(name: str) -> dict[str, object]:
     settings = dict(yaml.safe_load(find_bundled(name).read_text()))
-    del settings["base_model"], settings["train_file"]
-    return settings
+    own = ("base_model", "train_file", "validation_file", "task", "task_settings")
+    return {key: value for key, value in settings.items() if key not in own}

@@ -43,6 +43,7 @@ from training.own_loop.function import LoopError
 from training.own_loop.worker import run_loop
 from training.place import Place
 from training.preflight.flattening_check import find_leak
+from training.references import add_references
 from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.run.run_log import log_to_file
@@ -111,7 +112,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     plan = BatchPlan.from_spec(spec, progress.layout, progress.num_shares)
     num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
     with open_trackers(spec, run, progress.step, is_reporting=place.rank == 0) as trackers:
-        has_perplexity = objective.task.generates
+        has_perplexity = objective.task.learns_tokens
         journal = Journal(run, place, trackers, num_steps, has_perplexity=has_perplexity)
         journal.log_event(
             f"{place.world_size} workers are up on {place.device.type}; loading the model"
@@ -132,7 +133,13 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
         else:
             within = "in" if num_steps != spec.max_steps else "within"
             journal.log_event(f"Training for {num_steps} steps {within} {spec.epochs} epochs")
-        worker = _Worker(spec, run, place, engine, plan, objective, rows, journal)
+        validation = open_rows(spec, run.data, "validation", objective.layout, place)
+        if objective.needs_references:
+            add = partial(add_references, engine, place, objective, plan, run, journal)
+            rows = add(rows, "training", has_started=start is not None)
+            if validation is not None:
+                validation = add(validation, "validation", has_started=start is not None)
+        worker = _Worker(spec, run, place, engine, plan, objective, rows, validation, journal)
         _freeze_existing_objects()
         return worker.walk(progress, num_steps)
 
@@ -200,6 +207,7 @@ class _Worker:
         plan: BatchPlan,
         objective: Objective,
         rows: RowTable,
+        validation: RowTable | None,
         journal: Journal,
     ) -> None:
         self._spec = spec
@@ -210,7 +218,7 @@ class _Worker:
         self._objective = objective
         self._rows = rows
         self._journal = journal
-        self._validation = open_rows(spec, run.data, "validation", objective.layout, place)
+        self._validation = validation
         self._writer = CheckpointWriter(run.checkpoints, place, spec.keep_checkpoints)
         self._watchdog = Watchdog(partial(report_stall, run, place.rank))
 

@@ -184,7 +184,7 @@ def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
     """
     from training.base_model import load_config
 
-    if not find_task(spec.task).generates:
+    if not find_task(spec.task).learns_tokens:
         return "padded"
     if spec.batch_layout != "auto":
         return spec.batch_layout

@@ -47,6 +47,10 @@ class Task(Protocol):
         """Whether its models generate text, with a chat template and settings of generation."""
 
     @property
+    def learns_tokens(self) -> bool:
+        """Whether learned tokens are the targets: then rows may be flattened, with a perplexity."""
+
+    @property
     def column_names(self) -> Sequence[str]:
         """Names of columns by which a table is recognised in a file of any kind."""
 
@@ -162,6 +166,10 @@ class Objective(Protocol):
     def layout(self) -> "RowLayout[Any, Any]":
         """How the rows were stored."""
 
+    @property
+    def needs_references(self) -> bool:
+        """Whether rows need figures of the model as it starts, by `ReferenceObjective`."""
+
     def adapt_config(self, config: Any) -> None:
         """Set in a base model's configuration what the task determines, such as its labels."""
 
@@ -186,6 +194,13 @@ class Objective(Protocol):
 
     def make_probe_inputs(self, config: Any) -> "Mapping[str, torch.Tensor]":
         """Make fixed inputs, with which an exported model is verified; one row if it generates."""
+
+
+class ReferenceObjective(Objective, Protocol):
+    """An objective whose loss compares the model with the model as it starts, the reference."""
+
+    def compute_references(self, model: Any, batch: MicroBatch) -> "torch.Tensor":
+        """Compute the figures of the reference for the rows of a batch, `[B, 2]`, in fp32."""
 
 
 class Metrics(Protocol):

@@ -54,7 +54,7 @@ def create(
     task: Annotated[
         str | None,
         typer.Option(
-            help="What is learned: 'causal_lm', 'sequence_classification' or "
+            help="What is learned: 'causal_lm', 'preference', 'sequence_classification' or "
             "'image_classification'; by default what suits the model."
         ),
     ] = None,

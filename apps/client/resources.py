@@ -139,7 +139,8 @@ class Row(Resource):
     """One row as the model sees it; `line` is its line in the file.
 
     If `is_part` is set, it is one answer of a row, after its own prompt. A row for a classifier has
-    texts and labels instead of tokens.
+    texts and labels instead of tokens. Each answer of a pair is a row; `is_preferred` says which
+    one is the better.
     """
 
     line: int
@@ -147,6 +148,7 @@ class Row(Resource):
     is_part: bool = False
     texts: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    is_preferred: bool | None = None
 
 
 class Preview(Resource):

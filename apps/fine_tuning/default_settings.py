@@ -13,10 +13,12 @@ from apps.bundled import (
 )
 from apps.errors import InvalidInputError, invalid_input
 from apps.fine_tuning.job_requests import SERVER_SETTINGS
+from serving.served_task import list_served_tasks
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from system.library_imports import import_transformers
 from training.settings.adapter_settings import AdapterSettings
+from training.settings.task_settings import DEFAULT_TASK
 from training.spec import SettingError, TrainingSpec
 from training.task import find_task, list_tasks
 
@@ -41,8 +43,14 @@ class DefaultsObject(TypedDict):
     schema: Mapping[str, Any]
 
 
+def list_offered_tasks() -> list[str]:
+    """Return the tasks whose models are served; all that generate text are."""
+    served = list_served_tasks()
+    return [name for name in list_tasks() if name in served or find_task(name).generates]
+
+
 def list_learnable_tasks(model: StoredModel) -> list[str]:
-    """Return the tasks that a model can learn, the most likely one first.
+    """Return the offered tasks that a model can learn, the most likely one first.
 
     Raises `InvalidInputError` if its configuration cannot be read.
     """
@@ -52,7 +60,7 @@ def list_learnable_tasks(model: StoredModel) -> list[str]:
     with invalid_input("model", only=SettingError):
         config = load_config(str(model.path))
     found = []
-    for name in list_tasks():
+    for name in list_offered_tasks():
         try:
             find_task(name).check_config(config, model.id)
         except ValueError:
@@ -75,7 +83,7 @@ def build_default_spec(
         raise InvalidInputError(f"task is {task!r}, expected one of {known}", param="task")
     settings: dict[str, Any] = {}
     if models.reader.find_root(model) == DEMONSTRATION_MODEL:
-        settings = read_demonstration_settings()
+        settings = read_demonstration_settings(task)
     for name in find_task(task).unused_settings:
         settings.pop(name, None)
     return TrainingSpec.model_validate(
@@ -119,7 +127,7 @@ def list_presets(defaults: TrainingSpec, root: str) -> dict[str, Mapping[str, An
     """
     if defaults.task not in _ADAPTER_TASKS:
         return {}
-    if root == DEMONSTRATION_MODEL and find_task(defaults.task).generates:
+    if root == DEMONSTRATION_MODEL and defaults.task == DEFAULT_TASK:
         return {"adapter": _select_changes(defaults, read_adapter_settings())}
     rate = min(_RATE_FACTOR * defaults.learning_rate, 1.0)
     return {"adapter": {"adapter": {"method": "lora", "rank": 16}, "learning_rate": rate}}

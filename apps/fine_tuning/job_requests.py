@@ -18,6 +18,7 @@ from serving.openai.protocol import (
 )
 from serving.openai.validation_messages import translate_validation_error
 from storage.layout import MAX_ID_CHARACTERS
+from training.settings.preference_settings import MAX_BETA
 from training.settings.row_sources import MAX_TRAIN_FILES
 from training.spec import TrainingSpec
 from training.task import list_tasks
@@ -43,15 +44,20 @@ MAX_SETTINGS = 64
 HYPERPARAMETER_FIELDS = ("method", "hyperparameters")
 """Fields of a request with hyperparameters by OpenAI's names: the newer one, and the older one."""
 
+PREFERENCE_TASK = "preference"
+"""The task that the method 'dpo' trains."""
+
 _OUR_NAMES = {
     "n_epochs": "epochs",
     "batch_size": "micro_batch_size",
     "learning_rate_multiplier": "learning_rate",
 }
+_BETA = "beta"  # the hyperparameter that is one of the settings of the task
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Beta = Annotated[float, Field(gt=0, le=MAX_BETA, allow_inf_nan=False)]
 
 
 class Hyperparameters(RequestPart):
@@ -70,11 +76,42 @@ class SupervisedMethod(RequestPart):
     hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
 
 
-class Method(RequestPart):
-    """Method of fine-tuning; only supervised fine-tuning is supported."""
+class DpoHyperparameters(Hyperparameters):
+    """Hyperparameters of preference tuning by OpenAI's names."""
 
-    type: Literal["supervised"] = "supervised"
-    supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
+    beta: Auto | Beta = Field(
+        "auto", description="How closely the model stays to the model it starts from."
+    )
+
+
+class DpoMethod(RequestPart):
+    """Settings of preference tuning."""
+
+    hyperparameters: DpoHyperparameters = Field(default_factory=DpoHyperparameters)
+
+
+class Method(RequestPart):
+    """Method of fine-tuning: 'dpo' learns from pairs of answers, and trains task 'preference'.
+
+    Other losses than DPO are set by `training.task_settings.loss`.
+    """
+
+    type: Literal["supervised", "dpo"] = "supervised"
+    supervised: SupervisedMethod | None = None
+    dpo: DpoMethod | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        other = "dpo" if self.type == "supervised" else "supervised"
+        if getattr(self, other) is not None:
+            raise ValueError(f"type is {self.type!r}, and {other!r} has settings: remove one")
+        return self
+
+    def find_hyperparameters(self) -> Hyperparameters:
+        """Return the hyperparameters of the method's type."""
+        if self.type == "dpo":
+            return (self.dpo or DpoMethod()).hyperparameters
+        return (self.supervised or SupervisedMethod()).hyperparameters
 
 
 class TrainingFile(RequestPart):
@@ -164,9 +201,22 @@ class FineTuneRequest(RequestPart):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_method(self) -> Self:
+        if self.method is None or (task := self.training.get("task")) is None:
+            return self
+        if (task == PREFERENCE_TASK) != (self.method.type == "dpo"):
+            raise ValueError(
+                f"method.type is {self.method.type!r}, and training.task is {task!r}: method "
+                f"'dpo' trains task {PREFERENCE_TASK!r}, 'supervised' all others; remove one"
+            )
+        return self
+
     @property
     def task(self) -> str | None:
         """The requested task; None for an unknown one too, which `resolve_settings` refuses."""
+        if self.method is not None and self.method.type == "dpo":
+            return PREFERENCE_TASK
         name = self.training.get("task")
         return name if name in list_tasks() else None
 
@@ -220,12 +270,14 @@ class FineTuneRequest(RequestPart):
     def find_hyperparameters(self) -> Hyperparameters:
         """Return the requested hyperparameters by OpenAI's names, from the newer or older field."""
         if self.method is not None:
-            return self.method.supervised.hyperparameters
+            return self.method.find_hyperparameters()
         return self.hyperparameters or Hyperparameters()
 
-    def _translate_hyperparameters(self, spec: TrainingSpec) -> dict[str, int | float]:
+    def _translate_hyperparameters(self, spec: TrainingSpec) -> dict[str, Any]:
         asked = self.find_hyperparameters()
-        changes: dict[str, int | float] = {}
+        changes: dict[str, Any] = {}
+        if isinstance(asked, DpoHyperparameters) and asked.beta != "auto":  # `training` wins
+            changes["task_settings"] = {_BETA: asked.beta, **spec.task_settings}
         if asked.n_epochs != "auto" and "epochs" not in self.training:
             changes["epochs"] = asked.n_epochs
         if asked.learning_rate_multiplier != "auto" and "learning_rate" not in self.training:
@@ -277,13 +329,27 @@ def merge_changes(asked: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         rest.pop("training_files", None)  # the file replaces the mix
     after = parse_part(FineTuneRequest, {**rest, **changes})
     named = after.find_hyperparameters().model_dump(exclude_unset=True)
-    replaced = {_OUR_NAMES[name] for name in named} | ({"seed"} & changes.keys())
+    replaced = {_OUR_NAMES.get(name) for name in named} | ({"seed"} & changes.keys())
     training = {name: value for name, value in before.training.items() if name not in replaced}
+    if _BETA in named and isinstance(own := training.get("task_settings"), Mapping):
+        training["task_settings"] = {name: own[name] for name in own if name != _BETA}
     if "training" in changes:
         training |= after.training
     return {
         **rest,
         **{name: value for name, value in changes.items() if name not in HYPERPARAMETER_FIELDS},
-        "hyperparameters": {**before.find_hyperparameters().model_dump(), **named},
+        **_join_hyperparameters(before, after, named),
         "training": training,
     }
+
+
+def _join_hyperparameters(
+    before: FineTuneRequest, after: FineTuneRequest, named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the field of a request with the hyperparameters of another one, and those changed."""
+    joined = {**before.find_hyperparameters().model_dump(), **named}
+    method = after.method or before.method
+    if method is not None and method.type == "dpo":
+        return {"method": {"type": "dpo", "dpo": {"hyperparameters": joined}}}
+    known = Hyperparameters.model_fields
+    return {"hyperparameters": {name: joined[name] for name in joined if name in known}}

@@ -11,6 +11,7 @@ from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
 from apps.fine_tuning.index.run_lookup import is_resumable
 from apps.fine_tuning.job_requests import (
     HYPERPARAMETER_FIELDS,
+    PREFERENCE_TASK,
     SERVER_SETTINGS,
     Auto,
     FineTuneRequest,
@@ -20,6 +21,7 @@ from storage.layout import read_creation_time
 from training.run.folder import RunFolder
 from training.run.run_events import RunEvent
 from training.run.run_record import RunRecord, RunStatus
+from training.settings.preference_settings import PreferenceSettings
 from training.spec import TrainingSpec
 
 UNREADABLE_STATUS: Literal["unreadable"] = "unreadable"
@@ -42,17 +44,36 @@ class HyperparametersObject(TypedDict):
     learning_rate_multiplier: Auto | float
 
 
+class DpoHyperparametersObject(HyperparametersObject):
+    """The hyperparameters of preference tuning by OpenAI's names."""
+
+    beta: float
+
+
 class SupervisedObject(TypedDict):
     """The settings of supervised fine-tuning."""
 
     hyperparameters: HyperparametersObject
 
 
-class MethodObject(TypedDict):
-    """The method of fine-tuning."""
+class DpoObject(TypedDict):
+    """The settings of preference tuning."""
+
+    hyperparameters: DpoHyperparametersObject
+
+
+class SupervisedMethodObject(TypedDict):
+    """Supervised fine-tuning as the method of a job."""
 
     type: Literal["supervised"]
     supervised: SupervisedObject
+
+
+class DpoMethodObject(TypedDict):
+    """Preference tuning as the method of a job, by DPO or another loss."""
+
+    type: Literal["dpo"]
+    dpo: DpoObject
 
 
 class SettingsObject(TypedDict):
@@ -60,7 +81,7 @@ class SettingsObject(TypedDict):
 
     seed: int
     hyperparameters: HyperparametersObject
-    method: MethodObject
+    method: SupervisedMethodObject | DpoMethodObject
     training: Mapping[str, Any]
 
 
@@ -243,9 +264,18 @@ def _describe_settings(spec: TrainingSpec, request: Mapping[str, Any]) -> Settin
     return {
         "seed": spec.seed,
         "hyperparameters": hyperparameters,
-        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        "method": _describe_method(spec, hyperparameters),
         "training": spec.model_dump(exclude=set(SERVER_SETTINGS)),
     }
+
+
+def _describe_method(
+    spec: TrainingSpec, hyperparameters: HyperparametersObject
+) -> SupervisedMethodObject | DpoMethodObject:
+    if spec.task != PREFERENCE_TASK:
+        return {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+    beta = PreferenceSettings.model_validate(spec.task_settings).beta
+    return {"type": "dpo", "dpo": {"hyperparameters": {**hyperparameters, "beta": beta}}}
 
 
 def _find_multiplier(request: Mapping[str, Any]) -> Auto | float:

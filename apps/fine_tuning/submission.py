@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
 from apps.file_index import FileCheck
 from apps.file_store import FileStore
-from apps.fine_tuning.default_settings import build_default_spec
+from apps.fine_tuning.default_settings import build_default_spec, list_offered_tasks
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import require_lineage
@@ -26,7 +26,6 @@ from apps.fine_tuning.validation.row_validation import (
 )
 from apps.settings import UsageLimits
 from apps.usage_limits import check_job_counts, check_job_size, check_model_space
-from serving.served_task import list_served_tasks
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage import durable
@@ -38,7 +37,6 @@ from training.monitoring.data_report import report_data
 from training.preflight.resources import ResourceError, check_resources
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
-from training.settings.task_settings import DEFAULT_TASK
 from training.spec import SettingError, TrainingSpec
 from training.task import find_task
 
@@ -56,13 +54,17 @@ class TokenObject(TypedDict):
 
 
 class RowObject(TypedDict):
-    """One row as tokens; of a classifier's file, its texts and labels, and no tokens."""
+    """One row as tokens; of a classifier's file, its texts and labels, and no tokens.
+
+    Each answer of a pair is a row, after the prompt; `is_preferred` says which one is the better.
+    """
 
     line: int
     is_part: bool
     tokens: list[TokenObject]
     texts: NotRequired[list[str]]
     labels: NotRequired[list[str]]
+    is_preferred: NotRequired[bool]
 
 
 class PreviewObject(TypedDict):
@@ -154,7 +156,7 @@ class JobCreator:
         known = find_known_files(self._layout, spec)
         try:
             spec = choose_preview_task(spec, known, file, is_named="task" in training)
-            if spec.task != DEFAULT_TASK:
+            if not find_task(spec.task).generates:
                 return self._preview_labelled(file_id, spec, num_rows, known)
             with invalid_input("model", only=SettingError):
                 shown = preview_rows(spec, num_rows, known)
@@ -162,17 +164,15 @@ class JobCreator:
             self._files.check_unchanged(known)
             raise InvalidInputError(str(exc), param="file") from exc
         counts = self._count_rows(file_id, file, spec, None if training else stored.id)
-        rows: list[RowObject] = [
-            {
-                "line": row.line,
-                "is_part": row.is_part,
-                "tokens": [
-                    {"text": text, "learned": learned}
-                    for text, learned in split_tokens(row, shown.tokenizer)
-                ],
-            }
-            for row in shown.rows
-        ]
+        rows: list[RowObject] = []
+        for sample in shown.rows:
+            pieces = split_tokens(sample, shown.tokenizer)
+            tokens: list[TokenObject] = [
+                {"text": text, "learned": learned} for text, learned in pieces
+            ]
+            rows.append({"line": sample.line, "is_part": sample.is_part, "tokens": tokens})
+        for row, is_preferred in zip(rows, shown.preferred, strict=False):  # or there are none
+            row["is_preferred"] = is_preferred
         preview = _make_preview(shown.format, shown.max_length, shown.ignored_keys, rows, spec.task)
         return {**preview, **counts} if counts is not None else preview
 
@@ -211,7 +211,7 @@ class JobCreator:
         """
         if are_quick([file]):
             with suppress(SlowRowsError):
-                return count_rows(prepare_rows(self._layout, spec))
+                return count_rows(prepare_rows(self._layout, spec), spec.task)
         checked = self._files.get(file_id).get("check")
         return checked if checked and checked["model"] == model_id else None
 
@@ -230,7 +230,7 @@ class JobCreator:
         spec = request.resolve_settings(defaults, paths)
         _check_loop(spec, self._allowed_loops)
         _check_served(spec)
-        if spec.task == DEFAULT_TASK:
+        if find_task(spec.task).generates:
             _check_generates(model)
         with invalid_input("model", only=SettingError):
             check_base_model(str(model.path), find_task(spec.task))
@@ -305,10 +305,10 @@ def _check_loop(spec: TrainingSpec, allowed_loops: Sequence[str]) -> None:
 
 def _check_served(spec: TrainingSpec) -> None:
     """Raise `InvalidInputError` for a task whose models this application cannot serve."""
-    if spec.task not in list_served_tasks():
+    if spec.task not in (offered := list_offered_tasks()):
         raise InvalidInputError(
             f"training.task is {spec.task!r}, whose models are not served: expected "
-            f"{' or '.join(map(repr, list_served_tasks()))}. Train it with 'python -m training'",
+            f"{' or '.join(map(repr, offered))}. Train it with 'python -m training'",
             param="training",
         )
 

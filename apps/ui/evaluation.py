@@ -15,6 +15,9 @@ NAMES = {
     "matthews": "Matthews correlation",
     "pearson": "Pearson correlation",
     "top5": "Among the best 5",
+    "reward_accuracy": "Reward accuracy",
+    "reward_margin": "Reward margin",
+    "kl": "KL divergence",
 }
 
 

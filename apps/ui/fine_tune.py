@@ -36,6 +36,7 @@ TASK_NAMES = {
     "causal_lm": "Generate text",
     "sequence_classification": "Classify texts",
     "image_classification": "Classify images",
+    "preference": "Prefer better answers",
 }
 CHECK_PATIENCE_S = 20.0
 CHECK_INTERVAL_S = 0.5

@@ -23,6 +23,8 @@ TRIAL_LINKS = {
     "image_classification": ("classify", "classify-with-it", "Classify with it"),
 }
 """By task: the page where its models are tried, and the id and the text of the link to it."""
+VERDICTS = {None: "", True: ", preferred", False: ", not preferred"}
+"""What follows the number of a row: whether it is the better answer of a pair."""
 MAX_SHOWN_TOKENS = 160
 MAX_SHOWN_KEYS = 20
 UNKNOWN = "–"
@@ -133,11 +135,12 @@ def render_figures(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def _render_row(row: Row) -> str:
+    name = f"Row {row.line}{VERDICTS[row.is_preferred]}"
     tokens = "".join(_render_token(token) for token in row.tokens[:MAX_SHOWN_TOKENS])
     hidden = len(row.tokens) - MAX_SHOWN_TOKENS
     rest = f'<span class="ts-muted"> … {hidden:,} more tokens</span>' if hidden > 0 else ""
     return (
-        f'<div class="ts-row"><span class="ts-line">Row {row.line}</span>'
+        f'<div class="ts-row"><span class="ts-line">{name}</span>'
         f'<div class="ts-tokens">{tokens}{rest}</div></div>'
     )
 

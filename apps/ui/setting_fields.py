@@ -77,7 +77,8 @@ def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
             interactive=True,
         )
     return gr.Textbox(  # gr.Number would turn "not set" into 0
-        write_value(value),
+        # With None, Gradio would keep the text of the field that was here for another task.
+        write_value(value) or "",
         label=label,
         info=info,
         elem_id=elem_id,

@@ -29,6 +29,7 @@ MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
 ROW_SETTINGS = (
     *("format", "columns", "text_rows", "max_length", "overlong", "max_rows"),
     "micro_batch_tokens",
+    "task_settings.loss",
 )
 NO_PRESET = ""
 PRESET_NAMES = {NO_PRESET: "All weights", "adapter": "An adapter (LoRA)"}

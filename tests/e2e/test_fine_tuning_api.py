@@ -67,9 +67,14 @@ def job(client: openai.OpenAI, training_file: str, validation_file: str) -> Fine
     assert job.object == "fine_tuning.job"
     assert job.status in {"validating_files", "queued"}
     assert (job.fine_tuned_model, job.finished_at, job.trained_tokens) == (None, None, None)
+    return wait_for_end(client, job.id)
+
+
+def wait_for_end(client: openai.OpenAI, job_id: str) -> FineTuningJob:
+    """Return a job once it has succeeded."""
 
     def retrieve() -> FineTuningJob | None:
-        seen = client.fine_tuning.jobs.retrieve(job.id)
+        seen = client.fine_tuning.jobs.retrieve(job_id)
         assert seen.status in STATUSES
         return seen if seen.status in {"succeeded", "failed", "cancelled"} else None
 
@@ -170,6 +175,55 @@ def test_fine_tuned_model_completes_chat(client: openai.OpenAI, job: FineTuningJ
     )
     assert answer.choices[0].message.content
     assert client.models.retrieve(job.fine_tuned_model).id == job.fine_tuned_model
+
+
+def test_dpo_job_prefers_better_answers(client: openai.OpenAI) -> None:
+    files = {}
+    for name in ("train", "heldout"):
+        lines = (ROOT / "examples" / "preference" / f"{name}.jsonl").read_text().splitlines()
+        content = "\n".join(json.dumps(convert_pair(json.loads(line))) for line in lines).encode()
+        files[name] = client.files.create(file=(f"{name}.jsonl", content), purpose="fine-tune").id
+        checked = client.files.wait_for_processing(files[name], poll_interval=0.2)
+        assert checked.status == "processed", checked.status_details
+        assert checked.to_dict()["check"]["task"] == "preference"  # type: ignore[index]
+    job = client.fine_tuning.jobs.create(
+        training_file=files["train"],
+        validation_file=files["heldout"],
+        model=MODEL,
+        suffix="friendly",
+        method={"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2, "n_epochs": 1}}},
+    )
+    assert job.method is not None
+    assert job.method.dpo is not None
+    assert job.method.dpo.hyperparameters is not None
+    assert (job.method.type, job.method.supervised) == ("dpo", None)
+    hyperparameters = job.method.dpo.hyperparameters
+    assert (hyperparameters.beta, hyperparameters.n_epochs) == (0.2, 1)
+    ended = wait_for_end(client, job.id)
+    events = client.fine_tuning.jobs.list_events(job.id, limit=100).data
+    measured = next(one.message for one in events if "reward_accuracy" in one.message)
+    accuracy = float(measured.split("reward_accuracy ")[1].split(",")[0])
+    print(measured)
+    assert accuracy >= 0.9
+    assert ended.fine_tuned_model is not None
+    answer = client.chat.completions.create(
+        model=ended.fine_tuned_model, messages=[{"role": "user", "content": "Hello!"}], max_tokens=9
+    )
+    assert answer.choices[0].message.content
+    plain = client.files.create(
+        file=("plain.jsonl", b'{"prompt": "a", "completion": "b"}'), purpose="fine-tune"
+    )
+    with pytest.raises(openai.BadRequestError, match="for task 'causal_lm'"):
+        client.fine_tuning.jobs.create(training_file=plain.id, model=MODEL, method={"type": "dpo"})
+
+
+def convert_pair(pair: dict[str, str]) -> dict[str, object]:
+    """Convert a pair to OpenAI's format of preferences."""
+    return {
+        "input": {"messages": [{"role": "user", "content": pair["prompt"]}]},
+        "preferred_output": [{"role": "assistant", "content": pair["chosen"]}],
+        "non_preferred_output": [{"role": "assistant", "content": pair["rejected"]}],
+    }
 
 
 @pytest.fixture(scope="module")

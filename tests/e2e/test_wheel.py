@@ -47,6 +47,7 @@ def test_wheel_has_product_without_tests(wheel: Path) -> None:
         "deploy.vllm.yaml",
         "adapter.yaml",
         "handbook.yaml",
+        "preference.yaml",
         "tuneserve-demo/model.safetensors",
     ):
         assert f"apps/embedded/{needed}" in names

@@ -28,12 +28,15 @@ from training.deepspeed.optimizer import build_optimizer, learning_rate_at
 from training.engine import take_step
 from training.losses.next_token import collate_tokens
 from training.model import load_model
+from training.monitoring.journal import Journal
 from training.place import Place
+from training.references import add_references
+from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.spec import TrainingSpec
 from training.strategies.zero import STRATEGY
 from training.strategy import find_strategy
-from training.task import open_default_objective
+from training.task import find_task, open_default_objective
 
 NUM_STEPS = 40  # length of the learning-rate schedule; fewer steps are taken
 
@@ -54,6 +57,7 @@ class Case:
     saved_by: int = 0  # number of workers that wrote it
     allow_fp16: bool = False
     saves_probe: bool = False
+    run: Path | None = None  # where figures of the reference are stored, for a task that has them
 
 
 @dataclass(frozen=True)
@@ -182,14 +186,31 @@ def _work(
 def _train(folder: Path, case: Case, place: Place) -> Trained:
     if case.allow_fp16:
         _allow_fp16()
-    spec, rows = make_spec(folder, case), RowTable(folder / "rows.arrow", TOKEN_LAYOUT)
+    spec = make_spec(folder, case)
+    objective = find_task(spec.task).open_objective(spec, {})
+    rows = RowTable(folder / "rows.arrow", objective.layout)
     checkpoint = Checkpoint(case.checkpoint or folder, case.saved_by, Progress(num_shares=2))
     plan = BatchPlan.from_spec(spec, case.layout, case.num_shares)
     engine = find_strategy(spec.strategy).start_engine(
-        spec, place, plan, open_default_objective(), checkpoint if case.first > 0 else None
+        spec, place, plan, objective, checkpoint if case.first > 0 else None
     )
     if case.first > 0:
         load_checkpoint(engine, checkpoint, place, folder / "universal")
+    if objective.needs_references:
+        assert case.run is not None
+        run = RunFolder(case.run)
+        journal = Journal(run, place, (), NUM_STEPS)
+        rows = add_references(
+            engine,
+            place,
+            objective,
+            plan,
+            run,
+            journal,
+            rows,
+            "training",
+            has_started=case.first > 0,
+        )
     losses, grad_norms = [], []
     for number, step in enumerate(plan_steps(spec, rows, case)[: case.last]):
         if number < case.first:
@@ -198,7 +219,7 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
         result = take_step(
             engine,
             place,
-            open_default_objective(),
+            objective,
             rows,
             step,
             case.layout,
@@ -210,7 +231,7 @@ def _train(folder: Path, case: Case, place: Place) -> Trained:
         if case.save_after == number + 1:
             engine.save_checkpoint(str(case.checkpoint), tag=TAG)
             if case.saves_probe and case.checkpoint is not None:
-                probe = compute_probe(engine, place, open_default_objective())
+                probe = compute_probe(engine, place, objective)
                 probe.write(case.checkpoint / PROBE_NAME)
     num_bytes = _measure_state(engine) if spec.zero_stage == 3 else 0
     parameters = _gather_parameters(engine, place)

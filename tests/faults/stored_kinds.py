@@ -62,6 +62,7 @@ NOT_DAMAGED = {
     "files/*/data_*.csv": "as uploaded rows; the metrics of a run",
     "files/*/data_*.zip": "tests/training/data/images/test_image_zip.py",
     "cache/tokens/*/*.parquet": "rows of loops, as tokens",
+    "runs/*/data/references-*.safetensors": "tests/training/test_references.py",
     "runs/*/data/*.parquet": "rows of loops, as tokens",
 }
 """The files that `test_damage` does not damage, with the reason or the test that covers them."""

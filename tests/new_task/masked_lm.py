@@ -33,6 +33,7 @@ class MaskedTask:
     model_class = "AutoModelForMaskedLM"
     adds_head = False
     generates = False
+    learns_tokens = False
     unused_settings = ()
     default_micro_batch_size = None
     column_names = ("text",)
@@ -66,6 +67,7 @@ class MaskedTask:
 class MaskObjective:
     task: Task
     layout = TOKEN_LAYOUT
+    needs_references = False
 
     def __init__(self, task: MaskedTask, mask_every: int, mask_id: int) -> None:
         self.task = task

@@ -87,6 +87,7 @@ def test_last_step_is_evaluated_and_saved(
     )
     run.create(spec, RunRecord(id="run", created_at=1, writer="job"))
     rows = RowTable(run.data / "train.arrow", TOKEN_LAYOUT)
+    validation = RowTable(run.data / "validation.arrow", TOKEN_LAYOUT)
     plan = BatchPlan.from_spec(spec, "padded", 1)
     assert len(plan_epoch(rows.lengths, plan, 0)) == 4
     num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
@@ -94,7 +95,7 @@ def test_last_step_is_evaluated_and_saved(
     journal = Journal(run, place, (), num_steps)
     objective = open_default_objective()
     engine: Any = None  # all that would use it is replaced
-    worker = loop._Worker(spec, run, place, engine, plan, objective, rows, journal)
+    worker = loop._Worker(spec, run, place, engine, plan, objective, rows, validation, journal)
     assert worker.walk(Progress(num_shares=1), num_steps) == "finished"
     last = max_steps or 8
     assert [progress.step for progress in saved.progress] == sorted({min(4, last), last})

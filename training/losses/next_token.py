@@ -67,11 +67,17 @@ def sum_loss(model: Any, batch: MicroBatch) -> torch.Tensor:
     largest matrix product of a small model, and its logits are the largest tensor of any model.
     """
     learned = find_learned(batch.labels)
-    with _select_positions(model.get_output_embeddings(), learned):
-        logits = model(**batch.inputs).logits  # [num_selected, vocabulary]
-    if logits.dim() == 3:  # a model without a separate module for its head
-        logits = logits[learned]
+    logits = compute_selected_logits(model, batch, learned)
     return sum_cross_entropy(logits, batch.labels[learned])
+
+
+def compute_selected_logits(model: Any, batch: MicroBatch, chosen: torch.Tensor) -> torch.Tensor:
+    """Compute the logits `[num_selected, vocabulary]` at chosen positions, `[rows, tokens]`."""
+    with _select_positions(model.get_output_embeddings(), chosen):
+        logits: torch.Tensor = model(**batch.inputs).logits
+    if logits.dim() == 3:  # a model without a separate module for its head
+        logits = logits[chosen]
+    return logits
 
 
 def find_learned(labels: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ class CausalTask:
     model_class = "AutoModelForCausalLM"
     adds_head = False
     generates = True
+    learns_tokens = True
     unused_settings = ()
     default_micro_batch_size = None
 
@@ -123,6 +124,7 @@ class NextTokenObjective:
     """Cross entropy of the learned tokens."""
 
     task: Task
+    needs_references = False
 
     def __init__(self, task: CausalTask) -> None:
         from training.data.text.token_layout import TOKEN_LAYOUT

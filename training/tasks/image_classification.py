@@ -56,6 +56,7 @@ class ImageClassificationTask:
     model_class = "AutoModelForImageClassification"
     adds_head = True
     generates = False
+    learns_tokens = False
     unused_settings = (*CHAT_SETTINGS, "max_length", "overlong", "text_rows")
     default_micro_batch_size = 32
 
@@ -166,6 +167,7 @@ class ImageObjective:
     """The loss and the metrics of labelled images."""
 
     task: Task
+    needs_references = False
 
     def __init__(
         self, task: ImageClassificationTask, spec: "TrainingSpec", summary: Mapping[str, Any]

@@ -48,6 +48,7 @@ class SequenceClassificationTask:
     model_class = "AutoModelForSequenceClassification"
     adds_head = True
     generates = False
+    learns_tokens = False
     unused_settings = CHAT_SETTINGS
     default_micro_batch_size = None
 
@@ -172,6 +173,7 @@ class ClassificationObjective:
     """The loss and the metrics of labelled rows."""
 
     task: Task
+    needs_references = False
 
     def __init__(self, task: SequenceClassificationTask, summary: Mapping[str, Any]) -> None:
         from training.data.labelled.texts import LABELLED_LAYOUT

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.data.faults import DataError
 from training.spec import TrainingSpec
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from training.data.readers import KnownFile
 
 CLASSIFICATION_TASK = "sequence_classification"
+PREFERENCE_TASK = "preference"
 IMAGE_TASK = "image_classification"
 _GENERATION_KEYS = frozenset(
     {"messages", "conversations", "prompt", "completion", "instruction", "output"}
@@ -39,11 +40,14 @@ def choose_preview_task(
 def list_row_tasks(spec: TrainingSpec, known: Mapping[str, "KnownFile"]) -> list[TrainingSpec]:
     """Return the specs with which to check a file: of classification first if its rows have labels.
 
-    Rows with a key of chats or prompts are only for language models, whatever else they have. Rows
-    with a text and a label are for a classifier; those with the key `text` may also be plain text.
+    Rows with two answers, or an answer and a verdict, are for preference tuning. Other rows with a
+    key of chats or prompts are only for language models, whatever else they have. Rows with a text
+    and a label are for a classifier; those with the key `text` may also be plain text.
     """
     labelled = _make_classification_spec(spec)
     record = _read_first(labelled, known)
+    if record is not None and (preferred := _make_preference_spec(spec, record)) is not None:
+        return [preferred]
     if record is None or _GENERATION_KEYS & set(map(str, record)):
         return [spec]
     from training.data.labelled.texts import choose_columns
@@ -60,7 +64,21 @@ def _make_classification_spec(spec: TrainingSpec) -> TrainingSpec:
     return _change_task(spec, CLASSIFICATION_TASK, overlong="truncate")
 
 
-def _change_task(spec: TrainingSpec, task: str, **settings: str) -> TrainingSpec:
+def _make_preference_spec(
+    spec: TrainingSpec, record: Mapping[object, object]
+) -> TrainingSpec | None:
+    """Return a spec with a loss that learns from rows like this one; None for other rows."""
+    from training.data.preference.formats import recognise_format
+
+    found = recognise_format(set(map(str, record)))
+    if found == "unpaired":
+        if not isinstance(record["label"], bool):
+            return None
+        return _change_task(spec, PREFERENCE_TASK, task_settings={"loss": "kto"})
+    return None if found is None else _change_task(spec, PREFERENCE_TASK)
+
+
+def _change_task(spec: TrainingSpec, task: str, **settings: Any) -> TrainingSpec:
     """Return a spec for the same rows and another task, with the defaults of that task."""
     own = {"best_metric", "task_settings", *find_task(task).unused_settings}
     if task == IMAGE_TASK:  # an image is not as long as a text

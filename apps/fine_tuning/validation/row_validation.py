@@ -25,6 +25,7 @@ from training.data.faults import DataError
 from training.launch import disable_progress_bars
 from training.monitoring.data_report import report_data
 from training.run.folder import RunFolder
+from training.settings.task_settings import DEFAULT_TASK
 from training.spec import SettingError, TrainingSpec
 
 # Imported lazily: these modules take seconds, which would delay the start of the application.
@@ -188,9 +189,10 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
     """Read an upload as a fine-tuning job for `latest` would, and store the result with the file.
 
     Rows with a text and a label are read as a job with the task 'sequence_classification' would,
-    and an archive of images as one with the task 'image_classification'. Results are about the rows
-    or the model. Other exceptions, such as `OSError` on a full disk, are raised, and the check is
-    repeated. With `is_quick`, raises `SlowRowsError` if reading takes too long.
+    preferences as one with 'preference', and an archive of images as one with
+    'image_classification'. Results are about the rows or the model. Other exceptions, such as
+    `OSError` on a full disk, are raised, and the check is repeated. With `is_quick`, raises
+    `SlowRowsError` if reading takes too long.
     """
     import_transformers()
     from apps.fine_tuning.validation.row_task import list_row_tasks
@@ -215,8 +217,7 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
             if is_zip(path):
                 found = _count_images(path, stop_early, known.get(str(path)))
             else:
-                prepared = _prepare_first(list_row_tasks(spec, known), layout, stop_early, known)
-                found = count_rows(prepared)
+                found = _count_first(list_row_tasks(spec, known), layout, stop_early, known)
     except _CheckAbandonedError:
         logger.info("file %s was deleted before it was checked", file_id)
     except (DataError, SettingError, ServingError) as exc:
@@ -230,19 +231,20 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
         files.record_check(file_id, "processed", None, {"model": model.id, **found})
 
 
-def _prepare_first(
+def _count_first(
     specs: Sequence[TrainingSpec],
     layout: StorageLayout,
     on_bytes: OnBytes,
     known: Mapping[str, "KnownFile"],
-) -> "PreparedData":
-    """Read rows with the first spec that accepts them; raise the error of the first one if none."""
+) -> RowCountsObject:
+    """Count rows by the first spec that accepts them; raise the error of the first one if none."""
     from training.data.prepare import prepare_data
 
     first: DataError | None = None
     for spec in specs:
         try:
-            return prepare_data(spec, layout.token_cache, on_bytes, known, None)
+            prepared = prepare_data(spec, layout.token_cache, on_bytes, known, None)
+            return count_rows(prepared, spec.task)
         except DataError as exc:
             first = first or exc
     assert first is not None, "there is at least one spec"
@@ -270,8 +272,11 @@ def _count_images(path: Path, on_bytes: OnBytes, known: "KnownFile | None") -> R
     }
 
 
-def count_rows(prepared: "PreparedData") -> RowCountsObject:
-    """Summarise rows: their number, their tokens, and the share of tokens that are learned."""
+def count_rows(prepared: "PreparedData", task: str) -> RowCountsObject:
+    """Summarise rows: their number, their tokens, and the share of tokens that are learned.
+
+    They have the name of the `task`, unless it is the default.
+    """
     summary = prepared.summary
     is_labelled = "label_counts" in summary
     num_learned_tokens = 0 if is_labelled else summary["num_learned_tokens"]
@@ -288,7 +293,8 @@ def count_rows(prepared: "PreparedData") -> RowCountsObject:
         "learned_share": round(share, 4),
         "ignored_keys": summary["ignored_keys"],
     }
+    if task != DEFAULT_TASK:
+        counts["task"] = task
     if is_labelled:
-        counts["task"] = "sequence_classification"
         counts["label_counts"] = summary["label_counts"]
     return counts

@@ -87,6 +87,10 @@ class PreviewRow(_Answer):
         None, description="The texts of a row with labels, or the name of its image."
     )
     labels: list[str] | None = Field(None, description="The labels of such a row.")
+    is_preferred: bool | None = Field(
+        None,
+        description="Whether it is the better answer of a pair, or a good one; for preferences.",
+    )
 
 
 class FilePreview(_Answer):

@@ -93,7 +93,7 @@ def test_init_does_not_overwrite_deploy_file(tmp_path: Path) -> None:
 
 
 def test_bundled_settings_are_valid_training_spec() -> None:
-    settings = read_demonstration_settings()
+    settings = read_demonstration_settings("causal_lm")
     TrainingSpec.model_validate({**settings, "base_model": "m", "train_file": "f"})
 
 

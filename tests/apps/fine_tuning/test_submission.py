@@ -14,7 +14,7 @@ from apps.bundled import (
 )
 from apps.errors import ApiError, InvalidInputError
 from apps.file_store import FileStore
-from apps.fine_tuning import submission
+from apps.fine_tuning import default_settings
 from apps.fine_tuning.default_settings import list_presets
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import name_model
@@ -26,6 +26,7 @@ from tests.apps.conftest import ROW, create_run
 from tests.apps.fine_tuning.conftest import fill_disk
 from training.data.faults import DataError
 from training.run.folder import RunFolder
+from training.settings.task_settings import DEFAULT_TASK
 from training.spec import TrainingSpec
 
 pytestmark = pytest.mark.anyio
@@ -102,7 +103,7 @@ async def test_invalid_job_request_is_refused_without_creating_run(
 async def test_task_without_serving_is_refused(
     queue: RunQueue, file_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "list_served_tasks", lambda: ("causal_lm",))
+    monkeypatch.setattr(default_settings, "list_served_tasks", lambda: ("causal_lm",))
     body = {"model": "latest", "training_file": file_id}
     with pytest.raises(InvalidInputError, match="'image_classification', whose models are not"):
         await queue.create({**body, "training": {"task": "image_classification"}})
@@ -254,7 +255,7 @@ async def test_preset_is_a_valid_change_of_the_defaults(queue: RunQueue) -> None
 
 def test_preset_of_demonstration_model_is_the_example() -> None:
     sources = {"base_model": "-", "train_file": "-"}
-    defaults = TrainingSpec.model_validate({**sources, **read_demonstration_settings()})
+    defaults = TrainingSpec.model_validate({**sources, **read_demonstration_settings(DEFAULT_TASK)})
     preset = list_presets(defaults, DEMONSTRATION_MODEL)["adapter"]
     example = TrainingSpec.model_validate({**sources, **read_adapter_settings()})
     changed = {**defaults.model_dump(), **preset}

@@ -45,6 +45,12 @@ def test_unchanged_fields_are_no_changes() -> None:
     assert collect(changed) == {"columns": {"prompt": "q"}, "adam_betas": [0.9, 0.99]}
 
 
+def test_field_without_value_is_built_empty() -> None:
+    """Gradio reuses fields when they are built again, and None would leave the old text."""
+    schema = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    assert build_setting("warmup_steps", schema, None).value == ""
+
+
 def test_entered_values_stay_for_another_task_that_has_them() -> None:
     """A field that is built again shows what was entered, unless that is no choice of it now."""
     assert is_entered(DEFAULTS["epochs"], 5)

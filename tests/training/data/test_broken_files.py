@@ -294,8 +294,8 @@ FILES: dict[str, tuple[str, bytes, str]] = {
         "rows.jsonl",
         lines({**GOOD, "label": True}, {**GOOD, "label": False}),
         "2 of 2 rows cannot be used: 2 rows: it has 'label', which marks good and bad answers "
-        "(DPO, KTO): preferences cannot be learned yet, and without the mark bad answers would be "
-        "learned as good ones; keep the good answers alone, without this key (lines 1, 2)",
+        "(DPO, KTO): without the mark bad answers would be learned as good ones; train with task "
+        "'preference', or keep the good answers alone, without this key (lines 1, 2)",
     ),
     "KTO in CSV": ("rows.csv", b"prompt,completion,label\na,b,True\n", "it has 'label', which"),
     "KTO of LLaMA-Factory": ("rows.jsonl", chat(USER, ANSWER, kto_tag=False), "it has 'kto_tag'"),

@@ -175,9 +175,9 @@ def _explain_refusal(key: str, value: Any, *, is_text: bool) -> str | None:
     is_verdict = isinstance(verdict, int | str) and verdict in _VERDICTS
     if key in _PREFERENCE_KEYS or (key == "label" and is_verdict and not is_text):
         return (
-            f"it has {key!r}, which marks good and bad answers (DPO, KTO): preferences cannot be "
-            "learned yet, and without the mark bad answers would be learned as good ones; keep the "
-            "good answers alone, without this key"
+            f"it has {key!r}, which marks good and bad answers (DPO, KTO): without the mark bad "
+            "answers would be learned as good ones; train with task 'preference', or keep the good "
+            "answers alone, without this key"
         )
     return None
 

@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from training.data.preference.pair_layout import PairSample
 from training.data.readers import KnownFile
 from training.data.row_stream import RowStream
 from training.data.sources import open_train_sources
 from training.data.text.encoding import TokenSample
 from training.spec import TrainingSpec
 from training.tasks.causal_lm import TextData
+from training.tasks.preference import PreferenceData
 
 _MAX_PARTS = 4  # bytes of a character in UTF-8
 _ENOUGH_TOKENS = 100_000  # each is shown with its text
@@ -21,12 +24,15 @@ _ENOUGH_TOKENS = 100_000  # each is shown with its text
 class Preview:
     """The first rows as tokens, their format and length limit, and the tokenizer.
 
-    `ignored_keys` counts the rows read that have each ignored key.
+    Each answer of a preference row is a row; `preferred` says of each whether it is the better or a
+    good one, and is empty for other rows. `ignored_keys` counts the rows read that have each
+    ignored key.
     """
 
     format: str
     max_length: int
     rows: list[TokenSample]
+    preferred: list[bool]
     tokenizer: PreTrainedTokenizerBase
     ignored_keys: Mapping[str, int]
 
@@ -41,19 +47,32 @@ def preview_rows(
     Rows that a fine-tune would drop are missing. `known` and the exceptions are those of
     `prepare_data`.
     """
-    data = TextData(spec)
+    data = PreferenceData(spec) if spec.task == "preference" else TextData(spec)
     source = open_train_sources(spec, known)[0].source
-    stream = RowStream(source, data.open_reader(source, None), data.max_length, spec.overlong)
+    reader: Any = data.open_reader(source, None)
+    stream = RowStream(source, reader, data.max_length, spec.overlong)
     rows: list[TokenSample] = []
+    preferred: list[bool] = []
     num_tokens = 0
     with closing(stream.encode(min(num_rows, spec.max_rows or num_rows))) as encoded:
         for row in encoded:
-            rows.append(row)
-            num_tokens += len(row.input_ids)
+            for sample, is_preferred in _list_answers(row):
+                rows.append(sample)
+                num_tokens += sample.length
+                if is_preferred is not None:
+                    preferred.append(is_preferred)
             if num_tokens >= _ENOUGH_TOKENS:
                 break
     counts = stream.counts.ignored_keys.counts
-    return Preview(stream.format, data.max_length, rows, data.tokenizer, counts)
+    return Preview(stream.format, data.max_length, rows, preferred, data.tokenizer, counts)
+
+
+def _list_answers(row: TokenSample | PairSample) -> list[tuple[TokenSample, bool | None]]:
+    if isinstance(row, TokenSample):
+        return [(row, None)]
+    if row.verdict is not None:  # its other side is only for the baseline of KTO
+        return [(row.first, row.verdict)]
+    return [(row.first, True), (row.second, False)]
 
 
 def split_tokens(row: TokenSample, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:

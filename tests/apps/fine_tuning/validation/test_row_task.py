@@ -56,6 +56,24 @@ def test_rows_of_chats_and_texts_stay_those_of_language_models(
     assert "task" not in file["check"]
 
 
+PAIR = {"prompt": "one", "chosen": "two", "rejected": "three"}
+VERDICT = {"prompt": "one", "completion": "two", "label": True}
+
+
+@pytest.mark.parametrize("rows", [(PAIR,), (VERDICT, {**VERDICT, "prompt": "four"})])
+def test_rows_with_preferences_are_for_preference_tuning(layout: StorageLayout, rows: Any) -> None:
+    file = check(layout, *rows)
+    assert (file["status"], file["status_details"]) == ("processed", None)
+    assert (file["check"]["task"], file["check"]["num_rows"]) == ("preference", len(rows))
+    assert 0 < file["check"]["learned_share"] < 1
+
+
+def test_fault_of_a_preference_is_reported(layout: StorageLayout) -> None:
+    file = check(layout, PAIR, {**PAIR, "rejected": "two"})
+    assert file["status"] == "error"
+    assert "equal, expected two different answers (line 2)" in file["status_details"]
+
+
 def test_faults_of_chats_are_not_hidden_by_a_label(layout: StorageLayout) -> None:
     file = check(layout, {"prompt": "one", "completion": 3, "text": "a", "label": "b"})
     assert file["status"] == "error"

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
+from apps.file_store import FileStore
 from apps.fine_tuning.index.run_lookup import find_run
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
@@ -119,6 +120,30 @@ async def test_clone_differs_only_in_changed_settings(
     refused = await client.post(url, json={"sufix": "c"})
     assert refused.status_code == 400
     assert "sufix" in refused.json()["error"]["message"]
+
+
+async def test_clone_keeps_the_method(client: httpx.AsyncClient, layout: StorageLayout) -> None:
+    pair = {"prompt": "one", "chosen": "two", "rejected": "three"}
+    FileStore(layout).add("file-pairs", f"{json.dumps(pair)}\n".encode(), "pairs.jsonl")
+    asked = {"n_epochs": 2, "beta": 0.3}
+    method = {"type": "dpo", "dpo": {"hyperparameters": asked}}
+    first = await create(client, "file-pairs", method=method)
+    url = f"{JOBS}/{first['id']}/clone"
+    same = (await client.post(url)).json()
+    assert same["training"] == first["training"]
+    assert same["method"] == first["method"]
+    method = {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.4}}}
+    other = (await client.post(url, json={"method": method})).json()
+    found = other["method"]["dpo"]["hyperparameters"]
+    assert (found["n_epochs"], found["beta"]) == (2, 0.4)
+    other = (await client.post(url, json={"hyperparameters": {"n_epochs": 3}})).json()
+    found = other["method"]["dpo"]["hyperparameters"]
+    assert (found["n_epochs"], found["beta"]) == (3, 0.3)
+    own = {"task": "preference", "task_settings": {"loss": "ipo", "beta": 0.2}}
+    first = await create(client, "file-pairs", training=own)
+    url = f"{JOBS}/{first['id']}/clone"
+    other = (await client.post(url, json={"method": method})).json()
+    assert other["training"]["task_settings"] == {"loss": "ipo", "beta": 0.4}
 
 
 async def test_empty_integrations_list_is_accepted(client: httpx.AsyncClient, file_id: str) -> None:

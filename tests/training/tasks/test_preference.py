@@ -1,0 +1,122 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.tiny_model import build_tiny_model
+from training.data.faults import DataError
+from training.data.prepare import prepare_data
+from training.data.row_table import RowTable
+from training.model import load_model
+from training.spec import TrainingSpec
+from training.task import find_task
+
+WORDS = ("bread", "fox", "dog", "baker", "model", "line", "morning", "word")
+POLITE, RUDE = "Thank you, gladly: {}.", "No {} for you."
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("preference") / "tiny")
+
+
+def make_spec(tiny: Path, rows: Path, loss: str = "dpo", **settings: Any) -> TrainingSpec:
+    return TrainingSpec.model_validate(
+        {
+            "base_model": str(tiny),
+            "train_file": str(rows),
+            "task": "preference",
+            "task_settings": {"loss": loss},
+            "precision": "fp32",
+            "micro_batch_tokens": 1024,
+            **settings,
+        }
+    )
+
+
+def write_rows(path: Path) -> Path:
+    """Write a polite and a rude answer to each of 64 questions."""
+    random = np.random.default_rng(0)
+    lines = []
+    for first in WORDS:
+        for second in WORDS:
+            answers = [text.format(f"{first} {random.integers(9)}") for text in (POLITE, RUDE)]
+            asked = f"{first} and {second}?"
+            lines.append({"prompt": asked, "chosen": answers[0], "rejected": answers[1]})
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "orpo", "kto"])
+def test_accuracy_on_held_out_pairs_rises(tiny: Path, tmp_path: Path, loss: str) -> None:
+    torch.set_num_threads(1)
+    rows = write_rows(tmp_path / "rows.jsonl")
+    spec = make_spec(tiny, rows, loss, validation_fraction=0.25, learning_rate=1e-3)
+    data = prepare_data(spec, tmp_path / "cache")
+    objective: Any = find_task("preference").open_objective(spec, data.summary)
+    assert data.validation is not None
+    train, held_out = (RowTable(path, objective.layout) for path in (data.train, data.validation))
+    model = load_model(spec, objective)
+    tables = {}
+    for name, table in (("train", train), ("held out", held_out)):
+        found = table.read(range(len(table)))
+        batch = objective.collate(found, "padded", is_training=False)
+        with torch.no_grad():
+            values = objective.compute_references(model, batch).tolist()
+        if not objective.needs_references:
+            values = [(0.0, 0.0)] * len(found)
+        tables[name] = [
+            row._replace(references=one) for row, one in zip(found, values, strict=True)
+        ]
+
+    def measure() -> float:
+        metrics = objective.open_metrics(torch.device("cpu"))
+        batch = objective.collate(tables["held out"], "padded", is_training=False)
+        with torch.no_grad():
+            metrics.add(objective.compute(model, batch).predictions, batch.labels)
+        return float(metrics.compute()["reward_accuracy"])
+
+    before = measure()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(40):
+        own = tables["train"][step % 4 :: 4]
+        batch = objective.collate(own, "padded", is_training=True)
+        (objective.compute(model, batch).loss_sum / len(own)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = measure()
+    print(loss, before, after)
+    if objective.needs_references:
+        assert before == 0.5  # all rewards are zero, and a tie counts half
+    assert after >= 0.9
+
+
+def test_a_row_of_a_file_without_a_side_is_named_by_its_line(tiny: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        '{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": "b"}\n'
+    )
+    with pytest.raises(DataError, match=r"'rejected' is missing, .* \(line 2\)"):
+        prepare_data(make_spec(tiny, rows), tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"task_settings": {"desirable_weight": 2.0}}, "means nothing to the loss 'dpo'"),
+        ({"task_settings": {"loss": "ppo"}}, "task_settings of task 'preference'"),
+        ({"task_settings": {"loss": "kto"}, "micro_batch_size": 1}, "expected at least 2"),
+        ({"data_engine": "ray"}, "data_engine is 'ray', and task 'preference'"),
+        ({"strategy": "pipeline", "zero_stage": 1}, "cuts language models only"),
+        ({"max_length": 600}, "less than twice max_length"),
+        ({"best_metric": "accuracy"}, "best_metric is 'accuracy'"),
+        ({"batch_layout": "flattened"}, "batch_layout is 'flattened', which means nothing"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        make_spec(Path("tiny"), Path("rows.jsonl"), **settings)
