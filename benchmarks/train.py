@@ -19,7 +19,10 @@ prompts and answers without padding. The contenders run one after another, in a 
 each round; a figure is the median of the rounds. `--blocks` divides the rows into that many blocks,
 and all contenders train one block before any trains the next, so that drift of the machine's speed
 within minutes affects all of them alike. The figure of a round is then all tokens divided by all
-seconds. Last line: one JSON object, in which ratio_X is our speed divided by that of X.
+seconds. With `--adapter`, ours and Trainer train LoRA of the same layers and rank, Trainer by PEFT,
+and both write a checkpoint after the last step. `peak_memory_mb` is that of the worker that needs
+the most, until then. Last line: one JSON object, in which ratio_X is our speed divided by that of
+X.
 """
 
 import argparse
@@ -51,7 +54,8 @@ from benchmarks.workbench import (
 from system.threads import lower_process_priority
 from training.data.row_table import count_truncated
 
-PEERS = ("raw", "guide", "trainer", "trainer_grouped", "trainer_sized")
+TRAINERS = ("trainer", "trainer_grouped", "trainer_sized")
+PEERS = ("raw", "guide", *TRAINERS)
 _TIMEOUT_S = 3600.0
 
 
@@ -64,7 +68,10 @@ def main() -> int:
         rows = read_rows(options.data, options.rows)
         benches = [
             build_workbench(
-                Path(folder) / f"block-{number}", rows[number :: options.blocks], options.precision
+                Path(folder) / f"block-{number}",
+                rows[number :: options.blocks],
+                options.precision,
+                **({"adapter": {"rank": options.adapter}} if options.adapter else {}),
             )
             for number in range(options.blocks)
         ]
@@ -85,6 +92,7 @@ def main() -> int:
             "data": options.data.name,
             **summary,
             "precision": options.precision,
+            "adapter_rank": options.adapter,
             "rounds": options.rounds,
             "blocks": options.blocks,
             "warmup_steps": NUM_WARMUP_STEPS,
@@ -99,13 +107,19 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, help="beside whom (default: all)")
     parser.add_argument(
-        "--peers", nargs="+", choices=PEERS, default=PEERS, help="beside whom (default: all)"
+        "--adapter", type=int, metavar="RANK", help="train LoRA of this rank, beside Trainer"
     )
     parser.add_argument(
         "--blocks", type=int, default=1, help="parts of the rows to take turns on (default: 1)"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    possible = TRAINERS if options.adapter else PEERS
+    options.peers = options.peers or possible
+    if others := sorted(set(options.peers) - set(possible)):
+        parser.error(f"--adapter is compared with {', '.join(TRAINERS)}, not with {others}")
+    return options
 
 
 def _measure(
@@ -137,10 +151,15 @@ def _sum_up(reports: Sequence[dict[str, Any]]) -> float:
 
 def _train(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
     if name == "ours":
-        metrics = run_product(bench, bench.spec_file, bench.path / "ours")
+        metrics, checkpoint_bytes = run_product(bench, bench.spec_file, bench.path / "ours")
         ends_s = [line["elapsed_s"] for line in metrics]
         report = summarise_steps(ends_s, [int(line["tokens"]) for line in metrics])
-        return {**report, "last_loss": round(metrics[-1]["loss"], 4)}
+        return {
+            **report,
+            "last_loss": round(metrics[-1]["loss"], 4),
+            "peak_memory_mb": int(max(line["peak_memory_bytes"] for line in metrics)) >> 20,
+            "checkpoint_mb": round(checkpoint_bytes / 2**20, 2),
+        }
     report = _call_peer(name, bench, precision)
     assert report["world_size"] == NUM_WORKERS, report
     assert report["is_bf16"] == (precision == "bf16"), report

@@ -22,13 +22,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
+from system.free_resources import measure_size
 from training.base_model import load_tokenizer
 from training.batching import BatchPlan, EpochPlan, plan_epoch
+from training.checkpoint.format import list_checkpoints
 from training.cluster.ray_train import CPU_WORKER_ENV
 from training.data.faults import RowFault
 from training.data.prepare import link_data, prepare_data
@@ -228,13 +230,21 @@ class Run:
             raise RuntimeError(describe_end(self.process.returncode, self.log))
 
 
-def run_product(bench: Workbench, spec_file: Path, output: Path) -> list[dict[str, float]]:
-    """Run a fine-tune to its end; returns the metrics of its steps."""
+class FinishedRun(NamedTuple):
+    """The metrics of the steps of a fine-tune, and the bytes of its last checkpoint."""
+
+    metrics: list[dict[str, float]]
+    checkpoint_bytes: int
+
+
+def run_product(bench: Workbench, spec_file: Path, output: Path) -> FinishedRun:
+    """Run a fine-tune to its end."""
     with start_run(bench, spec_file, output) as run:
         run.wait()
         num_shards = len(list(run.folder.checkpoints.glob("*/state/*_optim_states.pt")))
         assert num_shards >= NUM_WORKERS, "DeepSpeed did not shard the optimizer's state"
-        return run.folder.metrics.read()
+        last = list_checkpoints(run.folder.checkpoints)[0]
+        return FinishedRun(run.folder.metrics.read(), measure_size(last.path))
 
 
 def call_contender(

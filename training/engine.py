@@ -80,9 +80,14 @@ class StepBatches:
             yield indices, batch.to(self.device)
 
 
-def count_parameters(engine: TrainingEngine) -> int:
-    """Count the parameters of the whole model, sharded or not."""
-    return sum(shape.numel() for _, shape in engine.list_parameters())
+def count_parameters(engine: TrainingEngine) -> tuple[int, int]:
+    """Count the parameters of the whole model, sharded or not, and those of them that are learned.
+
+    Those of other workers' stages count as learned.
+    """
+    frozen = {name for name, one in engine.module.named_parameters() if not one.requires_grad}
+    sizes = {name: shape.numel() for name, shape in engine.list_parameters()}
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in frozen)
 
 
 def take_step(

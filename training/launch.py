@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from training.task import find_task
 
 if TYPE_CHECKING:
     from training.checkpoint.format import Checkpoint
+    from training.export.verification import Verification
 
 logger = logging.getLogger(__name__)
 
@@ -174,10 +176,8 @@ def export_checkpoint(
     """
     from training.base_model import lock_base_model
     from training.checkpoint.format import find_damage, lock_checkpoint
-    from training.export.consolidate import consolidate_checkpoint
     from training.export.lineage import write_lineage
     from training.export.zero_shards import ShardsError
-    from training.model import DTYPES
     from training.own_loop.result import build_loop_model
 
     metrics = checkpoint.progress.summarise()
@@ -195,16 +195,7 @@ def export_checkpoint(
         if spec.loop is not None:
             verification = build_loop_model(spec, checkpoint.path, output, add_files)
         else:
-            verification = consolidate_checkpoint(
-                checkpoint.path,
-                spec.base_model,
-                output,
-                dtype=DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype],
-                trained_in=DTYPES["fp32" if spec.strategy == "ddp" else spec.precision],
-                template_arguments=spec.template_arguments,
-                objective=find_task(spec.task).open_objective(spec, run.read_data_summary()),
-                add_files=add_files,
-            )
+            verification = _export_trained(run, spec, checkpoint.path, output, add_files)
     took_s = time.monotonic() - started
     # A loop saves no logits to compare with.
     shown = "logits" if spec.loop is None else "loads"
@@ -212,6 +203,44 @@ def export_checkpoint(
     run.events.add(
         f"The model is complete after {took_s:.1f} s, and verified: {check.detail}",
         data={"took_s": took_s, "step": checkpoint.step},
+    )
+
+
+def _export_trained(
+    run: RunFolder,
+    spec: TrainingSpec,
+    checkpoint: Path,
+    output: Path,
+    add_files: Callable[[Path], None],
+) -> "Verification":
+    """Write the model, or the adapter, that our own loop has trained."""
+    from training.export.adapter import export_adapter
+    from training.export.consolidate import consolidate_checkpoint
+    from training.export.merged import export_merged
+    from training.model import DTYPES, find_trained_dtype
+
+    dtype = DTYPES[spec.precision if spec.export_dtype == "auto" else spec.export_dtype]
+    objective = find_task(spec.task).open_objective(spec, run.read_data_summary())
+    if spec.adapter is not None:
+        export = export_merged if spec.adapter.export == "merged" else export_adapter
+        return export(
+            checkpoint,
+            spec,
+            spec.adapter,
+            output,
+            dtype=dtype,
+            objective=objective,
+            add_files=add_files,
+        )
+    return consolidate_checkpoint(
+        checkpoint,
+        spec.base_model,
+        output,
+        dtype=dtype,
+        trained_in=find_trained_dtype(spec),
+        template_arguments=spec.template_arguments,
+        objective=objective,
+        add_files=add_files,
     )
 
 

@@ -126,8 +126,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
             progress = Progress(num_shares=plan.num_shares, layout=plan.layout)
             num_steps = count_steps(rows.lengths, plan, spec.epochs, spec.max_steps)
             journal.expect_steps(num_steps)
-        num_parameters = count_parameters(engine)
-        journal.log_event(f"Loaded {num_parameters:,} parameters", num_parameters=num_parameters)
+        _log_size(engine, spec, journal)
         if start:
             journal.log_event(f"Resuming after step {start.step} of {num_steps}", step=start.step)
         else:
@@ -136,6 +135,14 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
         worker = _Worker(spec, run, place, engine, plan, objective, rows, journal)
         _freeze_existing_objects()
         return worker.walk(progress, num_steps)
+
+
+def _log_size(engine: TrainingEngine, spec: TrainingSpec, journal: Journal) -> None:
+    num_parameters, num_learned = count_parameters(engine)
+    learned = f", {num_learned:,} of them in the adapter" if spec.adapter else ""
+    journal.log_event(
+        f"Loaded {num_parameters:,} parameters{learned}", num_parameters=num_parameters
+    )
 
 
 def _has_leak(engine: Any, place: Place, journal: Journal) -> bool:

@@ -10,6 +10,8 @@ import torch
 from model_files.architecture import hide_load_report, load_on_meta, make_meta_tensors
 from model_files.trainable import drop_head, is_of_base
 from model_files.weight_headers import read_weight_headers
+from training.adapters.layers import add_adapter
+from training.adapters.quantization import build_quantization
 from training.batching import BatchLayout
 from training.spec import TrainingSpec
 from training.task import Objective, find_task
@@ -25,6 +27,11 @@ _FLATTENED_ARCHITECTURES = frozenset(
 )
 
 
+def find_trained_dtype(spec: TrainingSpec) -> torch.dtype:
+    """Return the dtype of a model's weights in training; ddp rounds them for each product only."""
+    return torch.float32 if spec.strategy == "ddp" else DTYPES[spec.precision]
+
+
 class WeightsError(RuntimeError):
     """The weights in the base model's files differ from those of its architecture."""
 
@@ -37,12 +44,15 @@ def load_model(
     unfit_head: Sequence[str] = (),
     *,
     dtype: torch.dtype | None = None,
+    is_resumed: bool = False,
 ) -> torch.nn.Module:
     """Load the base model; raises `WeightsError` unless its weights match its architecture.
 
     The weights of a head that the base model lacks are random, by the seed of the spec, and so are
-    those of `unfit_head`. All have `dtype`, by default that of the spec's precision. Raises
-    `UnknownModelError` if there is no such model.
+    those of `unfit_head`. All have `dtype`, by default that of the spec's precision. With an
+    adapter in the spec, only the adapter's parameters require gradients; `is_resumed` tells whether
+    a checkpoint is loaded next. Raises `UnknownModelError` if there is no such model, and
+    `SettingError` for an adapter that does not fit it.
     """
     import transformers
 
@@ -58,6 +68,9 @@ def load_model(
     attention = {}
     if layout == "flattened" and has_varlen_kernel(spec, device):
         attention["attn_implementation"] = "flash_attention_2"
+    quantization = {}
+    if spec.quantization != "none":
+        quantization = build_quantization(spec.quantization, device, DTYPES[spec.precision])
     torch.manual_seed(spec.seed)
     with hide_load_report():
         model, info = getattr(transformers, task.model_class).from_pretrained(
@@ -69,6 +82,7 @@ def load_model(
             output_loading_info=True,
             **attention,
             **generation,
+            **quantization,
             **({"ignore_mismatched_sizes": True} if task.adds_head else {}),
             **({"key_mapping": _rename_weights(unfit_head)} if unfit_head else {}),
         )
@@ -77,6 +91,15 @@ def load_model(
     if faults := find_weight_faults(info):
         raise WeightsError(describe_faults(spec, faults))
     model.config.use_cache = False
+    if spec.adapter is not None:
+        add_adapter(
+            model,
+            spec.adapter,
+            has_new_head=task.adds_head,
+            seed=spec.seed,
+            device=device,
+            is_resumed=is_resumed,
+        )
     if spec.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

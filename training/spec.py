@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from storage.local_paths import is_bucket_url
 from training.criterion import Criterion
 from training.deepspeed.user_config import adopt_settings
+from training.settings.adapter_settings import AdapterSettings
 from training.settings.combinations import check_settings_together
 from training.settings.fault_messages import describe_faults, show_value
 from training.settings.loop_settings import LoopSettings
@@ -35,6 +36,16 @@ class TrainingSpec(LoopSettings, StrategySettings, StepSettings, SourceSettings)
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    adapter: AdapterSettings | None = Field(
+        None,
+        description="Learn an adapter of low rank, and keep all other weights as they are; "
+        "default: all weights are learned.",
+    )
+    quantization: Literal["none", "nf4", "int8"] = Field(
+        "none",
+        description="Bits of the base weights under an adapter, on GPUs: 4 ('nf4') or 8 ('int8'), "
+        "by bitsandbytes.",
+    )
     evaluate_every_steps: int | None = Field(
         None,
         ge=1,

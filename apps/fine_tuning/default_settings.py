@@ -9,6 +9,7 @@ from apps.fine_tuning.job_requests import SERVER_SETTINGS
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from system.library_imports import import_transformers
+from training.settings.adapter_settings import AdapterSettings
 from training.spec import SettingError, TrainingSpec
 from training.task import find_task, list_tasks
 
@@ -83,6 +84,7 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
     schema = TrainingSpec.model_json_schema()["properties"]
     own_schema = chosen.settings.model_json_schema()
     schema["task_settings"] = {**schema["task_settings"], **own_schema}
+    schema["adapter"]["anyOf"] = [AdapterSettings.model_json_schema(), {"type": "null"}]
     return {
         "object": "fine_tuning.defaults",
         "model": name,

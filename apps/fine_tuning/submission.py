@@ -221,6 +221,7 @@ class JobCreator:
         import_transformers()
         from training.data.prepare import link_data
         from training.pipeline.architecture import check_architecture
+        from training.preflight.adapter_check import count_learned_parameters
         from training.preflight.preflight import check_base_model
 
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
@@ -235,6 +236,7 @@ class JobCreator:
             check_base_model(str(model.path), find_task(spec.task))
         with invalid_input("training", only=SettingError):
             check_architecture(spec)
+            count_learned_parameters(spec)  # refuses an adapter that does not fit
         check_job_size(spec, self._limits)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)

@@ -1,6 +1,7 @@
 """The report of a training loop on its steps: durations and token counts."""
 
 import math
+import resource
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +14,12 @@ class StepClock:
 
     def __init__(self) -> None:
         self._ends_s: list[float] = []
+        self._peak_kib = 0  # ru_maxrss is in KiB on Linux
 
     def end_step(self) -> None:
-        """Record the end of an optimizer step."""
+        """Record the end of an optimizer step, and the peak memory until then."""
         self._ends_s.append(time.perf_counter())
+        self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def describe(self, num_tokens: Sequence[int], loss: float, engine: Any) -> dict[str, Any]:
         """Summarise the steps over all workers; a collective call after the last step.
@@ -29,10 +32,13 @@ class StepClock:
 
         tokens = torch.tensor(num_tokens, dtype=torch.int64)
         dist.all_reduce(tokens)
+        peak = torch.tensor(self._peak_kib)
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
         assert math.isfinite(loss), f"the loss is {loss}"
         return {
             **summarise_steps(self._ends_s, tokens.tolist()),
             "last_loss": round(loss, 4),
+            "peak_memory_mb": int(peak) // 1024,
             **_describe_engine(engine),
         }
 
@@ -61,11 +67,14 @@ def summarise_steps(ends_s: Sequence[float], num_tokens: Sequence[int]) -> dict[
 
 def _describe_engine(engine: Any) -> dict[str, Any]:
     import deepspeed
+    import torch
     import torch.distributed as dist
 
     assert isinstance(engine, deepspeed.DeepSpeedEngine), type(engine)
     assert engine.zero_optimization_stage() == 3, engine.zero_optimization_stage()
     assert all(hasattr(parameter, "ds_shape") for parameter in engine.module.parameters())
+    dtype = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
+    assert {parameter.dtype for parameter in engine.module.parameters()} == {dtype}
     return {
         "engine": type(engine).__name__,
         "zero_stage": engine.zero_optimization_stage(),

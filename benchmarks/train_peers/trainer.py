@@ -3,7 +3,9 @@
     torchrun --nproc-per-node=2 -m benchmarks.train_peers.trainer WORKBENCH bf16 --grouped --sized
 
 It has the same templated and masked rows as ours, in its default batches of 8 per worker, padded to
-the longest row, and the same DeepSpeed configuration. Saving, logging and the progress bar are off.
+the longest row, and the same DeepSpeed configuration and optimizer. Logging and the progress bar
+are off, and so is saving; with an adapter, one checkpoint is written after the last step, which is
+not timed.
 `--grouped` makes it group rows by length; `--sized` sets its batch size to the average number of
 rows in ours.
 """
@@ -21,6 +23,7 @@ import torch.distributed as dist
 import transformers.training_args
 from accelerate import PartialState
 from datasets import load_dataset
+from peft import get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,6 +35,8 @@ from transformers import (
 
 from benchmarks.train_peers.report import StepClock
 from benchmarks.workbench import LEARNING_RATE, NUM_WORKERS, Workbench
+from system.free_resources import measure_size
+from training.adapters.layers import plan_adapter
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -69,6 +74,8 @@ def main() -> None:
     bench = Workbench(options.workbench)
     torch.set_num_threads(1)
     changes: dict[str, Any] = {"bf16": options.precision == "bf16"}
+    if bench.read_spec().adapter:
+        changes["save_strategy"] = "epoch"
     if options.grouped:
         changes["train_sampling_strategy"] = "group_by_length"
     if options.sized:
@@ -76,7 +83,7 @@ def main() -> None:
     arguments = _make_arguments(bench, changes)
     collator, clock = CountingCollator(AutoTokenizer.from_pretrained(bench.model)), Clock()
     trainer = Trainer(
-        model=AutoModelForCausalLM.from_pretrained(bench.model),
+        model=_load_model(bench),
         args=arguments,
         train_dataset=load_dataset("json", data_files=str(bench.tokens_file), split="train"),
         data_collator=collator,
@@ -86,9 +93,21 @@ def main() -> None:
     report = clock.steps.describe(collator.num_tokens, output.training_loss, trainer.model_wrapped)
     report["is_autocast"] = trainer.accelerator.native_amp
     report["rows_per_batch"] = arguments.per_device_train_batch_size
+    if checkpoints := list(Path(arguments.output_dir).glob("checkpoint-*")):
+        report["checkpoint_mb"] = round(measure_size(checkpoints[0]) / 2**20, 2)
     if dist.get_rank() == 0:
         print(json.dumps(report), flush=True)
     dist.destroy_process_group()
+
+
+def _load_model(bench: Workbench) -> Any:
+    """Load the model; with PEFT's adapter if our spec has one, of the same layers and rank."""
+    model = AutoModelForCausalLM.from_pretrained(bench.model)
+    if (settings := bench.read_spec().adapter) is None:
+        return model
+    planned = plan_adapter(model, settings, has_new_head=False)
+    # By default, PEFT makes an adapter fp32 beside bf16 weights; ours has the dtype of the weights.
+    return get_peft_model(model, planned, autocast_adapter_dtype=False)
 
 
 def _count_our_rows(bench: Workbench) -> int:
@@ -110,6 +129,7 @@ def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
     }
+    spec = bench.read_spec()
     return TrainingArguments(
         output_dir=str(bench.path / "trainer"),
         deepspeed={**bench.read_deepspeed_config(), **batch},
@@ -117,11 +137,16 @@ def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:
         num_train_epochs=1,
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
-        save_strategy="no",
+        optim="adamw_torch_fused",
+        weight_decay=spec.weight_decay,
+        adam_beta1=spec.adam_betas[0],
+        adam_beta2=spec.adam_betas[1],
+        adam_epsilon=spec.adam_epsilon,
+        max_grad_norm=spec.max_grad_norm,
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **changes,
+        **{"save_strategy": "no", **changes},
     )
 
 

@@ -9,6 +9,7 @@ from model_files.refused_keys import check_keys, check_weight_files
 from serving.served_task import Companion, find_model_task, find_served_task
 from serving.store.lineage import check_lineage
 
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 TOKENIZER_NAME = "tokenizer.json"
 VERIFICATION_NAME = "verification.json"
 _WEIGHTS_NAME = "model.safetensors"
@@ -66,6 +67,12 @@ def _check_companion(directory: Path, *, converts_tokenizer: bool) -> None:
 
 def check_files(directory: Path, *, links_stay_in: Path | None = None) -> None:
     """Check the names and types of a directory's files without reading them; raise `ValueError`."""
+    if (directory / ADAPTER_CONFIG_NAME).exists():  # transformers would load it, whatever it names
+        raise ValueError(
+            f"{directory.name!r} has {ADAPTER_CONFIG_NAME}, so it is an adapter of PEFT, and "
+            "models are complete here: merge it with its base model (merge_and_unload) and save "
+            "the result"
+        )
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")
     for path in sorted(directory.rglob("*")):

@@ -92,12 +92,15 @@ def measure_memory_in_group(world_size: int, folder: Path, case: Case) -> int:
     return max(trained.num_bytes for trained in train_in_group(world_size, folder, [case]))
 
 
-def train_plainly(folder: Path, case: Case) -> Trained:
-    """Compute the same steps with plain PyTorch in one process, each as one padded batch."""
+def train_plainly(folder: Path, case: Case, model: Any = None) -> Trained:
+    """Compute the same steps with plain PyTorch in one process, each as one padded batch.
+
+    The model is the base model of the case unless it is given.
+    """
     torch.set_num_threads(1)
     spec, rows = make_spec(folder, case), RowTable(folder / "rows.arrow", TOKEN_LAYOUT)
     torch.manual_seed(0)
-    model = load_model(spec, open_default_objective())
+    model = model or load_model(spec, open_default_objective())
     optimizer = build_optimizer(model, spec)
     losses, grad_norms = [], []
     for number, step in enumerate(plan_steps(spec, rows, case)[: case.last]):

@@ -20,6 +20,7 @@ from training.checkpoint.format import (
     record_complete,
 )
 from training.checkpoint.writer import agree_on_checkpoint
+from training.export.zero_shards import open_weights
 from training.place import Place
 from training.run.folder import RunFolder
 
@@ -80,6 +81,7 @@ def load_checkpoint(engine: Any, checkpoint: Checkpoint, place: Place, scratch: 
     if loaded is None:
         raise CheckpointError(f"DeepSpeed found nothing to load in {checkpoint.path.name!r}")
     if engine.load_universal_checkpoint():
+        _load_buffers(engine.module, find_shards(checkpoint.path))
         _separate_groups(engine.optimizer, settings)
     dist.barrier()
     if place.rank == 0:
@@ -105,6 +107,14 @@ def convert_to_universal(shards: Path, target: Path) -> None:
     with redirect_stdout(said):  # it prints every step, but only the log is read
         ds_to_universal.main(options)
     logger.info("converted %s to a universal checkpoint", shards.parent.name)
+
+
+def _load_buffers(module: torch.nn.Module, shards: Path) -> None:
+    """Load a model's buffers from shards: a universal checkpoint has only parameters."""
+    stored = open_weights(shards).tensors
+    for name, buffer in module.named_buffers():
+        if name in stored:
+            stored[name].copy_into(buffer.view(-1))
 
 
 def _separate_groups(optimizer: Any, settings: list[dict[str, Any]]) -> None:

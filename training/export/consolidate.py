@@ -8,7 +8,6 @@ with a report.
 """
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,33 +15,32 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import GenerationConfig, PreTrainedConfig
 
-from model_files.end_ids import list_end_ids
 from storage import durable
 from storage.scratch import build_in_scratch
 from system.byte_progress import OnBytes, show_bytes
-from templating.arguments import set_arguments
 from templating.renderer import TemplateValue
-from training.base_model import load_config, load_generation_config, open_tokenizer
 from training.checkpoint.format import find_damage, find_shards, read_checkpoint
 from training.checkpoint.reference_logits import Probe, read_probe
-from training.export.model_settings import check_settings, remove_stale_settings
+from training.export.companions import open_config, save_inputs
+from training.export.model_settings import check_settings
 from training.export.plan import ConsolidationError, build_meta_model
-from training.export.verification import REPORT_NAME, Check, Verification, check_model, check_values
+from training.export.verification import (
+    Check,
+    Verification,
+    check_model,
+    check_values,
+    reject_model,
+)
 from training.export.weight_files import WrittenWeights, write_weights
-from training.export.zero_shards import ShardsError, open_weights
+from training.export.zero_shards import ShardsError, StoredWeights, open_weights
 from training.model import DTYPES
-from training.run.folder import REJECTED_SUFFIX, RunFolder
+from training.run.folder import RunFolder
 from training.task import Objective, find_task, open_default_objective
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
 AddFiles = Callable[[Path], None]
-
-
-class RejectedError(ConsolidationError):
-    """The consolidated model failed its verification; it is kept as `.rejected`, with a report."""
 
 
 def consolidate_checkpoint(
@@ -77,7 +75,7 @@ def consolidate_checkpoint(
     probe = read_probe(checkpoint)
     with build_in_scratch(output.parent, f".{output.name}.building-") as building:
         hashes, values = write_model(
-            checkpoint,
+            open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32),
             base_model,
             building,
             probe,
@@ -101,7 +99,7 @@ def consolidate_checkpoint(
 
 
 def write_model(
-    checkpoint: Path,
+    weights: StoredWeights,
     base_model: str,
     directory: Path,
     probe: Probe | None,
@@ -115,21 +113,15 @@ def write_model(
     """Write weights, configuration and tokenizer into a directory, and check every value.
 
     Returns the manifest entries (size and hash) of the weight files, and the check of the values
-    against those of `probe` in training. Raises as `consolidate_checkpoint` does.
+    against those of `probe` in training. Raises `ConsolidationError` as `consolidate_checkpoint`
+    does.
     """
-    weights = open_weights(find_shards(checkpoint), in_fp32=dtype == torch.float32)
-    config = load_config(base_model)
-    remove_stale_settings(config)
-    config.dtype = dtype
-    objective.adapt_config(config)
+    config = open_config(base_model, dtype, objective)
     model = build_meta_model(config, dtype, objective.task.model_class)
     written = write_weights(weights, model, directory, dtype, shard_bytes, on_progress)
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
-    if objective.task.generates:
-        copy_text_companions(base_model, config, template_arguments or {}, directory)
-    else:
-        objective.task.save_companions(base_model, directory)
+    save_inputs(base_model, config, directory, objective, template_arguments or {})
     return written.hashes, _check_values(written, probe)
 
 
@@ -138,42 +130,6 @@ def _check_values(written: WrittenWeights, probe: Probe | None) -> Check:
     expected = probe.zero_parameters if probe else written.vectors
     unexpected = sorted(written.zero_parameters - expected)
     return check_values(written.non_finite, unexpected, len(written.weight_map))
-
-
-def copy_text_companions(
-    base_model: str,
-    config: PreTrainedConfig,
-    template_arguments: Mapping[str, TemplateValue],
-    directory: Path,
-) -> None:
-    """Save tokenizer, chat template and generation settings beside the weights.
-
-    The generation settings stop at every token at which training may have ended an answer.
-    """
-    tokenizer = open_tokenizer(base_model)
-    set_arguments(tokenizer, template_arguments)
-    tokenizer.init_kwargs.pop("auto_map", None)
-    try:
-        tokenizer.save_pretrained(directory)
-    except Exception as exc:
-        if type(exc) is not Exception:
-            raise
-        raise OSError(str(exc)) from exc  # its library has no specific type for a full disk
-    generation = load_generation_config(base_model) or GenerationConfig.from_model_config(config)
-    if end_ids := list_end_ids(generation, tokenizer):
-        generation.eos_token_id = end_ids[0] if len(end_ids) == 1 else list(end_ids)
-    generation.save_pretrained(directory)
-
-
-def reject_model(building: Path, output: Path, verification: Verification) -> RejectedError:
-    """Move a model that failed beside `output`, and replace a previously rejected one."""
-    aside = output.with_name(f"{output.name}{REJECTED_SUFFIX}")
-    shutil.rmtree(aside, ignore_errors=True)
-    building.rename(aside)
-    return RejectedError(
-        f"the consolidated model is not what was trained: {verification.describe_faults()}. It was "
-        f"moved to {aside.name!r}, with {REPORT_NAME}"
-    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -199,6 +155,11 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         _check_damage(options.checkpoint)
+        if settings.get("adapter"):
+            parser.error(
+                f"{options.checkpoint} is of an adapter, which is no model of its own: start its "
+                "run again to write it"
+            )
         with show_bytes(console, "Writing the model") as on_progress:
             verification = consolidate_checkpoint(
                 options.checkpoint,

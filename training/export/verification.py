@@ -1,5 +1,6 @@
 """The verification of a consolidated model before it may be used, and its report."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from storage import durable
 from training.checkpoint.reference_logits import Probe
+from training.export.plan import ConsolidationError
 from training.model import cast_inputs, find_weight_faults
+from training.run.folder import REJECTED_SUFFIX
 
 REPORT_NAME = "verification.json"
 _MAX_NAMES = 10
@@ -19,6 +22,10 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 # Where the weights themselves were rounded to another dtype, every layer adds to the difference;
 # other weights than those trained differ by about 1.
 _ROUNDED_TOLERANCES = {torch.float32: 5e-2, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+class RejectedError(ConsolidationError):
+    """The consolidated model failed its verification; it is kept as `.rejected`, with a report."""
 
 
 class Check(BaseModel):
@@ -68,12 +75,13 @@ def check_values(non_finite: list[str], unexpected_zeros: list[str], num_tensors
 def check_model(
     directory: Path,
     probe: Probe | None,
-    trained_in: torch.dtype,
+    trained_in: torch.dtype | None,
     model_class: str = "AutoModelForCausalLM",
 ) -> list[Check]:
     """Load a model directory with transformers, and compare its logits with those in training.
 
-    `model_class` is the class of transformers that loads it.
+    Its weights count as rounded unless they have the dtype `trained_in`; None: they are in any
+    case. `model_class` is the class of transformers that loads it.
     """
     import transformers
 
@@ -95,12 +103,16 @@ def check_model(
     loads = Check(name="loads", passed=not faults, detail=detail)
     if faults:
         return [loads]
-    return [loads, _check_logits(model.eval(), probe, trained_in)]
+    return [loads, check_logits(model.eval(), probe, is_rounded=model.dtype != trained_in)]
 
 
-def _check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> Check:
+def check_logits(model: Any, probe: Probe | None, *, is_rounded: bool) -> Check:
+    """Compare the logits of a model with those in training.
+
+    `is_rounded` tells whether its weights were rounded to another dtype since.
+    """
     if probe is None:
-        detail = "the checkpoint was saved without answers to compare with"
+        detail = "the checkpoint has no logits of these weights to compare with"
         return Check(name="logits", passed=None, detail=detail)
     with torch.no_grad():
         found = model(**cast_inputs(probe.inputs, model.dtype)).logits.float()
@@ -110,7 +122,7 @@ def _check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> C
         detail = f"logits {tuple(found.shape)}, in training {tuple(probe.logits.shape)}"
         return Check(name="logits", passed=False, detail=detail)
     difference = float((found - probe.logits).norm() / probe.logits.norm())
-    tolerances = _TOLERANCES if model.dtype == trained_in else _ROUNDED_TOLERANCES
+    tolerances = _ROUNDED_TOLERANCES if is_rounded else _TOLERANCES
     allowed = tolerances[model.dtype]
     detail = f"logits differ from those in training by {difference:.2g} of their norm"
     is_close = difference <= allowed  # false for NaN too
@@ -120,3 +132,14 @@ def _check_logits(model: Any, probe: Probe | None, trained_in: torch.dtype) -> C
 def _list(names: list[str]) -> str:
     shown = ", ".join(names[:_MAX_NAMES])
     return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
+
+
+def reject_model(building: Path, output: Path, verification: Verification) -> RejectedError:
+    """Move a model that failed beside `output`, and replace a previously rejected one."""
+    aside = output.with_name(f"{output.name}{REJECTED_SUFFIX}")
+    shutil.rmtree(aside, ignore_errors=True)
+    building.rename(aside)
+    return RejectedError(
+        f"the consolidated model is not what was trained: {verification.describe_faults()}. It was "
+        f"moved to {aside.name!r}, with {REPORT_NAME}"
+    )

@@ -9,8 +9,8 @@ import logging
 from system.free_resources import measure_size
 from system.machine_faults import is_out_of_space
 from training.checkpoint.format import list_checkpoints
-from training.preflight.preflight import count_parameters
-from training.preflight.requirements import estimate_checkpoint, estimate_disk
+from training.preflight.model_size import find_model_size
+from training.preflight.requirements import ModelSize, estimate_checkpoint, estimate_disk
 from training.run import run_state
 from training.run.folder import RunFolder
 from training.spec import SettingError, TrainingSpec
@@ -69,11 +69,11 @@ def _estimate_needed(run: RunFolder, spec: TrainingSpec) -> int:
     if checkpoints:
         return _COPIES * measure_size(checkpoints[0].path) + _SPARE_BYTES
     try:
-        num_parameters = count_parameters(spec.base_model) or 0
+        size = find_model_size(spec) or ModelSize(0, 0)
     except SettingError:  # its files have changed since; the next start reports that
-        num_parameters = 0
-    checkpoint = estimate_checkpoint(spec, num_parameters)
-    folder = estimate_disk(spec, num_parameters, has_trained=False)
+        size = ModelSize(0, 0)
+    checkpoint = estimate_checkpoint(spec, size)
+    folder = estimate_disk(spec, size, has_trained=False)
     return max(_COPIES * checkpoint.likely, folder.certain + checkpoint.likely) + _SPARE_BYTES
 
 

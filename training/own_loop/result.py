@@ -14,10 +14,11 @@ from storage import durable
 from storage.scratch import build_in_scratch
 from training.base_model import load_config
 from training.checkpoint.format import LATEST_NAMES
-from training.export.consolidate import consolidate_checkpoint, copy_text_companions, reject_model
+from training.export.companions import copy_text_companions
+from training.export.consolidate import consolidate_checkpoint
 from training.export.model_settings import check_settings
 from training.export.plan import ConsolidationError
-from training.export.verification import Verification, check_model, check_values
+from training.export.verification import Verification, check_model, check_values, reject_model
 from training.spec import TrainingSpec
 from training.task import Task, find_task
 

@@ -16,8 +16,9 @@ from system.free_resources import (
     measure_size,
 )
 from training.checkpoint.format import list_checkpoints
-from training.preflight.preflight import count_parameters
+from training.preflight.model_size import find_model_size
 from training.preflight.requirements import (
+    ModelSize,
     Need,
     estimate_checkpoint,
     estimate_disk,
@@ -50,22 +51,22 @@ def check_disk_and_memory(
     The memory of several nodes, as Ray reports it, is compared only for a warning. Raises
     `ResourceError` if the run cannot work.
     """
-    num_parameters = count_parameters(spec.base_model)
-    if num_parameters is None:
+    size = find_model_size(spec)
+    if size is None:
         return
-    resources = [*_list_disks(run, spec, num_parameters, len(nodes))]
-    resources += _list_memory(spec, num_parameters, nodes, on_gpu=on_gpu)
+    resources = [*_list_disks(run, spec, size, len(nodes))]
+    resources += _list_memory(spec, size, nodes, on_gpu=on_gpu)
     for what, need, total_bytes, _, advice in resources:
         if need.certain > total_bytes:
             raise ResourceError(
-                f"{what}: at least {_write_gb(need.certain)} are needed for {num_parameters:,} "
-                f"parameters, there are {_write_gb(total_bytes)}; {advice}"
+                f"{what}: at least {_write_gb(need.certain)} are needed for "
+                f"{size.num_parameters:,} parameters, there are {_write_gb(total_bytes)}; {advice}"
             )
     for what, need, _, free_bytes, advice in resources:
         if need.likely > free_bytes:
             run.events.add(
                 f"{what} may not be enough: about {_write_gb(need.likely)} are needed for "
-                f"{num_parameters:,} parameters, {_write_gb(free_bytes)} are free; {advice}",
+                f"{size.num_parameters:,} parameters, {_write_gb(free_bytes)} are free; {advice}",
                 level="warn",
                 code="resources_close",
                 data={"needed_bytes": need.likely, "free_bytes": free_bytes},
@@ -73,15 +74,15 @@ def check_disk_and_memory(
 
 
 def _list_disks(
-    run: RunFolder, spec: TrainingSpec, num_parameters: int, num_nodes: int
+    run: RunFolder, spec: TrainingSpec, size: ModelSize, num_nodes: int
 ) -> Iterator[_Resource]:
     """List the disk of the run, and the disk for temporary shards if it is a different one."""
     checkpoints = list_checkpoints(run.checkpoints)
     has_trained = bool(checkpoints)
-    folder_need = estimate_disk(spec, num_parameters, has_trained=has_trained)
+    folder_need = estimate_disk(spec, size, has_trained=has_trained)
     own = sum(measure_size(checkpoint.path) for checkpoint in checkpoints)
     free = measure_free_disk(run.path) + own
-    staging = estimate_checkpoint(spec, num_parameters)
+    staging = estimate_checkpoint(spec, size)
     temporary = Path(tempfile.gettempdir())
     is_shared = num_nodes == 1 and are_on_one_disk(temporary, run.path)
     if is_shared:
@@ -107,12 +108,12 @@ def _list_disks(
 
 def _list_memory(
     spec: TrainingSpec,
-    num_parameters: int,
+    size: ModelSize,
     nodes: Sequence[Mapping[str, float]],
     *,
     on_gpu: bool,
 ) -> Iterator[_Resource]:
-    host, device = estimate_memory(spec, num_parameters, on_gpu=on_gpu)
+    host, device = estimate_memory(spec, size, on_gpu=on_gpu)
     advice = "take a smaller model"
     if on_gpu:
         advice += ", more GPUs with zero_stage 3, or offload_optimizer"

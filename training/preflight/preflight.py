@@ -22,6 +22,7 @@ from storage import durable
 from training.base_model import load_config
 from training.deepspeed.validation import check_deepspeed_keys
 from training.pipeline.architecture import check_architecture
+from training.preflight.adapter_check import count_learned_parameters
 from training.spec import SettingError, TrainingSpec, name_source
 from training.task import Task, find_task
 
@@ -40,12 +41,14 @@ class UnfitModelError(SettingError):
 def check_settings(spec: TrainingSpec) -> None:
     """Check everything that depends only on the settings and the base model.
 
-    Raises `UnfitModelError`, `UnknownModelError` or `DeepSpeedSettingError`.
+    Raises `UnfitModelError`, `UnknownModelError`, `DeepSpeedSettingError`, or `SettingError` for
+    an adapter or a pipeline that does not fit the base model.
     """
     check_base_model(spec.base_model, find_task(spec.task))
     if spec.strategy == "zero":
         check_deepspeed_keys(spec)
     check_architecture(spec)
+    count_learned_parameters(spec)  # checks the adapter
 
 
 def check_base_model(base_model: str, task: Task) -> None:
@@ -62,6 +65,7 @@ def check_base_model(base_model: str, task: Task) -> None:
     try:
         task.check_config(config, name)
         check_unquantised(config, name)
+        _refuse_adapter(base_model)
         if folder is None:
             return
         read_weight_headers(folder)
@@ -71,6 +75,20 @@ def check_base_model(base_model: str, task: Task) -> None:
         files = sorted(folder.glob("*.safetensors*"))
         found = tuple((path.name, (s := path.stat()).st_size, s.st_mtime_ns) for path in files)
         _compare_weights(base_model, folder, task.model_class, task.adds_head, found)
+
+
+def _refuse_adapter(base_model: str) -> None:
+    """Raise `ValueError` for a model with an adapter, which transformers would load with it.
+
+    On the hub, too: one small request, also if the weights are in the cache.
+    """
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    if find_adapter_config_file(base_model):
+        raise ValueError(
+            "it has an adapter of PEFT (adapter_config.json); merge it with its base model "
+            "(merge_and_unload) and save the result"
+        )
 
 
 def count_parameters(base_model: str) -> int | None:

@@ -14,6 +14,13 @@ _MOMENT_BYTES = 8
 _MARGIN = 1.1  # activations, buffers, files that are not weights
 
 
+class ModelSize(NamedTuple):
+    """The parameters of a model, and those that are learned: all, or those of an adapter."""
+
+    num_parameters: int
+    num_learned: int
+
+
 class Need(NamedTuple):
     """Bytes that are certainly needed, and bytes that are likely to be needed."""
 
@@ -21,22 +28,26 @@ class Need(NamedTuple):
     likely: int
 
 
-def estimate_checkpoint(spec: TrainingSpec, num_parameters: int) -> Need:
-    """Estimate one sharded checkpoint: fp32 weights, moments, and below stage 3 the module."""
-    certain = (_MASTER_BYTES + _MOMENT_BYTES) * num_parameters
-    module = 0 if spec.sharding_stage == 3 else _count_pass_bytes(spec) * num_parameters
+def estimate_checkpoint(spec: TrainingSpec, size: ModelSize) -> Need:
+    """Estimate one sharded checkpoint of what is learned.
+
+    That is fp32 weights, moments, and below stage 3 the module.
+    """
+    certain = (_MASTER_BYTES + _MOMENT_BYTES) * size.num_learned
+    module = 0 if spec.sharding_stage == 3 else _count_pass_bytes(spec) * size.num_learned
     return Need(certain, int(_MARGIN * (certain + module)))
 
 
-def estimate_disk(spec: TrainingSpec, num_parameters: int, *, has_trained: bool) -> Need:
+def estimate_disk(spec: TrainingSpec, size: ModelSize, *, has_trained: bool) -> Need:
     """Estimate the disk space that a run's folder needs for checkpoints and the model.
 
     A checkpoint is complete before an older one is removed, so there is one more than
     `keep_checkpoints`. For a run that has trained, only the model is certain: the run may be at its
     end.
     """
-    checkpoint = estimate_checkpoint(spec, num_parameters)
-    model_bytes = _count_export_bytes(spec) * num_parameters
+    checkpoint = estimate_checkpoint(spec, size)
+    num_exported = size.num_parameters if _is_merged(spec) else size.num_learned
+    model_bytes = _count_export_bytes(spec) * num_exported
     may_end_early = spec.early_stopping_patience or spec.max_steps
     num_saved = 1 if may_end_early else spec.epochs  # at least
     num_kept = min(spec.keep_checkpoints, num_saved)
@@ -49,11 +60,13 @@ def estimate_disk(spec: TrainingSpec, num_parameters: int, *, has_trained: bool)
     return Need(model_bytes if has_trained else certain, likely)
 
 
-def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) -> tuple[Need, Need]:
+def estimate_memory(spec: TrainingSpec, size: ModelSize, *, on_gpu: bool) -> tuple[Need, Need]:
     """Estimate the total memory of all workers' hosts, and the memory of one GPU.
 
-    The second estimate is 0 without GPUs. Activations are not certain, because they depend on the
-    rows. Gradients are not certain, because stages 2 and 3 need not hold all of them at once.
+    The second estimate is 0 without GPUs. To verify an adapter, or to merge it, one host also holds
+    the whole base model once the workers have ended. Activations are not certain, because they
+    depend on the rows. Gradients are not certain, because stages 2 and 3 need not hold all of them
+    at once.
     """
     num_workers = spec.min_workers or spec.num_workers
     is_half = _count_pass_bytes(spec) < _MASTER_BYTES
@@ -62,17 +75,35 @@ def estimate_memory(spec: TrainingSpec, num_parameters: int, *, on_gpu: bool) ->
     num_weights = 1 if spec.sharding_stage == 3 else num_replicas  # copies of each in the cluster
     num_gradients = 1 if spec.sharding_stage >= 2 else num_replicas
     num_states = 1 if spec.sharding_stage >= 1 else num_replicas
-    weights = _count_pass_bytes(spec) * num_parameters * num_weights
-    gradients = _count_pass_bytes(spec) * num_parameters * num_gradients
-    states = optimizer * num_parameters * num_states
+    weights = int(_count_weight_bytes(spec) * size.num_parameters * num_weights)
+    gradients = _count_pass_bytes(spec) * size.num_learned * num_gradients
+    states = optimizer * size.num_learned * num_states
+    export = _count_export_memory(spec, size)
     if not on_gpu:
-        return Need(weights + states, int(_MARGIN * (weights + gradients + states))), Need(0, 0)
+        likely = int(_MARGIN * max(weights + gradients + states, export))
+        return Need(max(weights + states, export), likely), Need(0, 0)
     on_host = (states if spec.offload_optimizer else 0) + (
         weights if spec.offload_parameters else 0
     )
     on_device = weights + states - on_host
     device = Need(on_device // num_workers, int(_MARGIN * (on_device + gradients)) // num_workers)
-    return Need(on_host, int(_MARGIN * on_host)), device
+    host = max(on_host, export)
+    return Need(host, int(_MARGIN * host)), device
+
+
+def _is_merged(spec: TrainingSpec) -> bool:
+    return spec.adapter is not None and spec.adapter.export == "merged"
+
+
+def _count_export_memory(spec: TrainingSpec, size: ModelSize) -> int:
+    """Return the bytes of the base model that an adapter is verified on; 0 without an adapter.
+
+    It is merged in fp32, and not quantised.
+    """
+    if spec.adapter is None:
+        return 0
+    per_weight = _MASTER_BYTES if _is_merged(spec) else _count_pass_bytes(spec)
+    return per_weight * size.num_parameters
 
 
 def _count_export_bytes(spec: TrainingSpec) -> int:
@@ -80,6 +111,11 @@ def _count_export_bytes(spec: TrainingSpec) -> int:
     if spec.export_dtype == "auto":
         return _count_pass_bytes(spec)
     return 4 if spec.export_dtype == "fp32" else 2
+
+
+def _count_weight_bytes(spec: TrainingSpec) -> float:
+    """Return the bytes per weight of the model in memory, most of which may be quantised."""
+    return {"nf4": 0.5, "int8": 1.0}.get(spec.quantization, _count_pass_bytes(spec))
 
 
 def _count_pass_bytes(spec: TrainingSpec) -> int:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from training.data.ray_data.pipelines import READER_CPUS, TASK_CPUS
@@ -44,6 +45,8 @@ def check_resources(
             "precision is 'fp16', which needs GPUs, and the workers are on CPUs; use 'bf16' or "
             "'fp32'"
         )
+    if spec.quantization != "none":
+        _check_quantization(spec, on_gpu=on_gpu)
     asked = _count_cpus(spec, num_workers)
     cpus = [node.get("CPU", 0.0) for node in nodes]
     free, largest = sum(cpus) - reserved_cpus, max(cpus, default=0.0)
@@ -63,6 +66,20 @@ def check_resources(
             f"{num_workers} workers with one GPU and {spec.cpus_per_worker:g} CPUs each were asked "
             f"for, the cluster's nodes have room for {num_startable}; lower num_workers or "
             "cpus_per_worker"
+        )
+
+
+def _check_quantization(spec: TrainingSpec, *, on_gpu: bool) -> None:
+    if not on_gpu:
+        raise ResourceError(
+            f"quantization is {spec.quantization!r}, which needs GPUs, and the cluster has none: "
+            "set it to 'none'"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise ResourceError(
+            f"quantization is {spec.quantization!r}, which needs bitsandbytes, and it is not "
+            "installed: install it on every node (pip install bitsandbytes), or set quantization "
+            "to 'none'"
         )
 
 

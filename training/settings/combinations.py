@@ -23,6 +23,7 @@ def check_settings_together(spec: "TrainingSpec") -> None:
     _check_steps(spec)
     _check_strategy(spec)
     _check_sharding(spec)
+    _check_quantization(spec)
     _check_elastic(spec)
 
 
@@ -153,6 +154,11 @@ def _check_pipeline(spec: "TrainingSpec") -> None:
             f"data_engine is {spec.data_engine!r}, which divides rows among all workers, and the "
             "stages of a pipeline need the same rows: set it to 'local'"
         )
+    if spec.adapter is not None:
+        raise ValueError(
+            "adapter is set, and a pipeline trains all weights of its stages: set strategy to "
+            "'zero' or 'ddp', or remove adapter"
+        )
     if spec.batch_layout == "flattened":
         raise ValueError("batch_layout is 'flattened', and a pipeline pads rows: set it to 'auto'")
 
@@ -170,6 +176,41 @@ def _check_sharding(spec: "TrainingSpec") -> None:
         )
     if spec.offload_optimizer and spec.zero_stage == 0:
         raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; it is 0")
+
+
+def _check_quantization(spec: "TrainingSpec") -> None:
+    if spec.quantization == "none":
+        return
+    found = f"quantization is {spec.quantization!r}"
+    if spec.adapter is None:
+        raise ValueError(
+            f"{found}, and quantised weights cannot be learned themselves: set adapter, or set "
+            "quantization to 'none'"
+        )
+    if spec.strategy == "zero" and spec.zero_stage == 3:
+        raise ValueError(
+            f"{found}, and zero_stage is 3, which would shard weights that bitsandbytes keeps "
+            "whole: set zero_stage to 0, 1 or 2, or strategy to 'ddp'"
+        )
+    if spec.accelerator == "cpu":
+        raise ValueError(
+            f"{found}, which needs GPUs, and accelerator is 'cpu': set it to 'auto' or 'gpu', or "
+            "quantization to 'none'"
+        )
+    if spec.task != "causal_lm":
+        raise ValueError(
+            f"{found}, which is for language models, and task is {spec.task!r}: set quantization "
+            "to 'none'"
+        )
+    for name, value, default in (
+        ("init", spec.adapter.init, "default"),
+        ("modules_to_save", list(spec.adapter.modules_to_save), []),
+    ):
+        if value != default:
+            raise ValueError(
+                f"{found}, and adapter.{name} is {value!r}, which needs weights that are not "
+                f"quantised: remove {name}, or set quantization to 'none'"
+            )
 
 
 def _check_elastic(spec: "TrainingSpec") -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from training.batching import BatchPlan
-from training.checkpoint.format import Checkpoint
+from training.checkpoint.format import Checkpoint, CheckpointError
 from training.deepspeed.optimizer import build_optimizer
 from training.export.zero_shards import WHOLE_STATES
 from training.model import load_model
@@ -103,7 +103,13 @@ class DdpEngine(DataParallelEngine):
             states = {
                 "module": self.module.state_dict(),
                 "buffer_names": [name for name, _ in self.module.named_buffers()],
-                "param_shapes": [{name: one.shape for name, one in self.module.named_parameters()}],
+                "param_shapes": [
+                    {
+                        name: one.shape
+                        for name, one in self.module.named_parameters()
+                        if one.requires_grad
+                    }
+                ],
                 "optimizer": self.optimizer.state_dict(),
                 "global_steps": self.global_steps,
             }
@@ -112,12 +118,19 @@ class DdpEngine(DataParallelEngine):
         dist.barrier()
 
     def load_checkpoint(self, load_dir: str, tag: str) -> tuple[str | None, dict[str, Any]]:
-        """Load the model and the optimizer that rank 0 wrote."""
+        """Load the model and the optimizer that rank 0 wrote; raises `CheckpointError`."""
         file = Path(load_dir) / tag / WHOLE_STATES
         if not file.is_file():
             return None, {}
         states = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-        self.module.load_state_dict(states["module"])
+        report = self.module.load_state_dict(states["module"], strict=False)
+        expected = self.module.state_dict()  # without the frozen weights under an adapter
+        missing = [name for name in report.missing_keys if name in expected]
+        if faulty := [*report.unexpected_keys, *missing]:
+            raise CheckpointError(
+                f"the checkpoint {Path(load_dir).name!r} has other weights than the model: "
+                f"{sorted(faulty)[:10]}"
+            )
         self.optimizer.load_state_dict(states["optimizer"])
         self.global_steps = int(states["global_steps"])
         return str(file), {}
@@ -138,10 +151,20 @@ class DdpStrategy:
         place: Place,
         plan: BatchPlan,
         objective: Objective,
-        start: Checkpoint | None = None,  # noqa: ARG002 - the same for any number of workers
+        start: Checkpoint | None = None,
     ) -> TrainingEngine:
-        """Load the base model in fp32 on every worker."""
-        model = load_model(spec, objective, plan.layout, place.device, dtype=torch.float32)
+        """Load the base model in fp32 on every worker.
+
+        A checkpoint is the same for any number of workers.
+        """
+        model = load_model(
+            spec,
+            objective,
+            plan.layout,
+            place.device,
+            dtype=torch.float32,
+            is_resumed=start is not None,
+        )
         # A class with a head may have parameters of its base model that the head does not use.
         return DdpEngine(model, spec, place, has_unused_parameters=objective.task.adds_head)
 

@@ -22,10 +22,14 @@ from training.task import Objective
 
 
 class ZeroEngine(DataParallelEngine):
-    """DeepSpeed's engine, with the passes of a step."""
+    """DeepSpeed's engine, with the passes of a step.
 
-    def __init__(self, engine: Any) -> None:
+    With an adapter, only its parameters are in checkpoints.
+    """
+
+    def __init__(self, engine: Any, *, has_adapter: bool) -> None:
         self._engine = engine
+        self._has_adapter = has_adapter
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_engine"], name)
@@ -33,6 +37,16 @@ class ZeroEngine(DataParallelEngine):
     def __call__(self, **inputs: torch.Tensor) -> Any:
         """Compute the model's outputs."""
         return self._engine(**inputs)
+
+    def save_checkpoint(self, save_dir: str, tag: str) -> None:
+        """Write the share of this worker."""
+        self._engine.save_checkpoint(save_dir, tag=tag, exclude_frozen_parameters=self._has_adapter)
+
+    def load_checkpoint(self, load_dir: str, tag: str) -> Any:
+        """Load what `save_checkpoint` wrote; returns a tuple that begins with None if nothing."""
+        return self._engine.load_checkpoint(
+            load_dir, tag=tag, load_module_strict=not self._has_adapter
+        )
 
     def measure_norm(self) -> torch.Tensor | None:
         """Return the norm of fp32 gradients at stage 0, which alone DeepSpeed does not measure."""
@@ -84,12 +98,16 @@ class ZeroStrategy:
         )
         unfit_head = find_unfit_head(spec, objective)
         shards_on_load = HfDeepSpeedConfig(config)  # must live across from_pretrained
-        model = load_model(spec, objective, plan.layout, place.device, unfit_head)
+        model = load_model(
+            spec, objective, plan.layout, place.device, unfit_head, is_resumed=start is not None
+        )
         del shards_on_load
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=build_optimizer(model, spec), config=config
         )
-        wrapped: Any = ZeroEngine(engine)  # most of what it has is DeepSpeed's
+        wrapped: Any = ZeroEngine(
+            engine, has_adapter=spec.adapter is not None
+        )  # most of what it has is DeepSpeed's
         return wrapped  # type: ignore[no-any-return]
 
 

@@ -44,6 +44,16 @@ pytestmark = pytest.mark.anyio
             ApiError,
             "the pipeline has 3 stages, and base_model 'tiny' has 2 decoder layers: ",
         ),
+        (
+            {"training": {"adapter": {"rank": 33}}},
+            ApiError,
+            "adapter.rank is 33, more than 'model.layers.0.self_attn.q_proj' of 32 × 32 has",
+        ),
+        (
+            {"training": {"adapter": {"export": "adapter"}}},
+            InvalidInputError,
+            "adapter.export is 'adapter', and models are served complete",
+        ),
         ({"training": {"num_workers": 64}}, ApiError, "64 workers × 0.5 CPUs = 32 CPUs"),
         (
             {"training": {"train_file": "/etc/passwd"}},

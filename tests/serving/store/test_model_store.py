@@ -202,6 +202,10 @@ def _link_outside(model: Path) -> None:
         ),
         (lambda model: (model / "pytorch_model.bin").touch(), "pytorch_model.bin may hold pickled"),
         (lambda model: (model / "optimizer.PT").touch(), "optimizer.PT may hold pickled"),
+        (
+            lambda model: (model / "adapter_config.json").touch(),
+            "'.*' has adapter_config.json, so it is an adapter of PEFT",
+        ),
         (_set_key("config.json", "auto_map", {}), "config.json asks for code"),
         (_set_key("tokenizer_config.json", "auto_map", {}), "tokenizer_config.json asks for code"),
         (_link_outside, "extra.txt is a link that leaves"),

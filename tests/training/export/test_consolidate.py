@@ -26,8 +26,9 @@ from tests.written_checkpoint import (
 )
 from training.checkpoint.reference_logits import PROBE_NAME
 from training.export import consolidate
-from training.export.consolidate import RejectedError, consolidate_checkpoint
+from training.export.consolidate import consolidate_checkpoint
 from training.export.plan import ConsolidationError, build_meta_model, plan_exports
+from training.export.verification import RejectedError
 from training.export.zero_shards import ShardsError, open_weights
 
 REJECTED = "^the consolidated model is not what was trained: "

@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from tests.tiny_model import build_tiny_model
 from tests.written_checkpoint import write_whole
 from training.base_model import load_config
-from training.export.consolidate import RejectedError, consolidate_checkpoint
+from training.export.consolidate import consolidate_checkpoint
 from training.export.model_settings import check_settings, remove_stale_settings
+from training.export.verification import RejectedError
 
 STALE = {
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
@@ -81,7 +82,7 @@ def test_model_with_invalid_settings_is_rejected(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = GenerationConfig(eos_token_id=9999)
-    monkeypatch.setattr("training.export.consolidate.load_generation_config", lambda _: odd)
+    monkeypatch.setattr("training.export.companions.load_generation_config", lambda _: odd)
     checkpoint = write_whole(tmp_path / "c", AutoModelForCausalLM.from_pretrained(model))
     with pytest.raises(
         RejectedError,

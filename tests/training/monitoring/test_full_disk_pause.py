@@ -61,8 +61,7 @@ def test_paused_run_waits_for_disk_space(run: RunFolder, monkeypatch: pytest.Mon
 def test_resumed_run_passes_disk_space_check(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("monitoring.full_disk_pause", "preflight.disk_and_memory"):
-        monkeypatch.setattr(f"training.{module}.count_parameters", lambda _: 10_000_000)
+    monkeypatch.setattr("training.preflight.model_size.count_parameters", lambda _: 10_000_000)
     record_full_disk_pause(run, SPEC, FULL)
     free = run.read_record().needed_bytes
     monkeypatch.setattr("training.preflight.disk_and_memory.measure_free_disk", lambda _: free)

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from storage import durable
 from tests.tiny_encoder import build_tiny_encoder
 from training.checkpoint.format import CheckpointError
-from training.export.consolidate import RejectedError
+from training.export.verification import RejectedError
 from training.own_loop.result import NoModelError, build_loop_model
 from training.spec import TrainingSpec
 

@@ -32,7 +32,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "gpus": [Memory(PLENTY, PLENTY)],
         "one disk": True,
     }
-    monkeypatch.setattr(f"{MODULE}.count_parameters", lambda _: NUM)
+    monkeypatch.setattr("training.preflight.model_size.count_parameters", lambda _: NUM)
     monkeypatch.setattr(f"{MODULE}.measure_free_disk", lambda _: limits["disk"])
     monkeypatch.setattr(f"{MODULE}.measure_host_memory", lambda: limits["memory"])
     monkeypatch.setattr(f"{MODULE}.measure_gpu_memory", lambda: limits["gpus"])

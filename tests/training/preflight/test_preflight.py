@@ -170,6 +170,28 @@ def test_weights_in_another_format_are_rejected(model: Path) -> None:
         check_base_model(str(model), CAUSAL)
 
 
+def test_model_with_adapter_is_rejected_on_disk_and_on_the_hub(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = model / "adapter_config.json"
+    settings.write_text("{}")
+    message = "^base_model '{}' cannot be fine-tuned: it has an adapter of PEFT"
+    with pytest.raises(UnfitModelError, match=message.format("model")):
+        check_base_model(str(model), CAUSAL)
+    config = AutoConfig.from_pretrained(model)
+    monkeypatch.setattr("training.preflight.preflight.load_config", lambda _: config)
+    asked = []
+
+    def download(name: str, file: str, **_options: Any) -> str:
+        asked.append((name, file))
+        return str(settings)
+
+    monkeypatch.setattr("transformers.utils.peft_utils.cached_file", download)
+    with pytest.raises(UnfitModelError, match=message.format("owner/model")):
+        check_base_model("owner/model", CAUSAL)
+    assert asked == [("owner/model", "adapter_config.json")]
+
+
 def test_command_rejects_model_before_writing_files(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from training.preflight.requirements import (
+    ModelSize,
     Need,
     estimate_checkpoint,
     estimate_disk,
@@ -11,6 +12,7 @@ from training.preflight.requirements import (
 from training.spec import TrainingSpec
 
 NUM = 1_000_000
+SIZE = ModelSize(NUM, NUM)
 
 
 def make_spec(**changes: Any) -> TrainingSpec:
@@ -19,8 +21,8 @@ def make_spec(**changes: Any) -> TrainingSpec:
 
 
 def test_checkpoint_has_weights_and_both_moments_in_fp32() -> None:
-    assert estimate_checkpoint(make_spec(), NUM).certain == 12 * NUM
-    below = estimate_checkpoint(make_spec(zero_stage=1), NUM)
+    assert estimate_checkpoint(make_spec(), SIZE).certain == 12 * NUM
+    below = estimate_checkpoint(make_spec(zero_stage=1), SIZE)
     assert below.certain == 12 * NUM
     assert below.likely == int(1.1 * 14 * NUM)
 
@@ -40,13 +42,13 @@ def test_checkpoint_has_weights_and_both_moments_in_fp32() -> None:
 def test_disk_estimate_has_kept_checkpoints_and_one_more(
     settings: dict[str, Any], certain: int
 ) -> None:
-    need = estimate_disk(make_spec(**settings), NUM, has_trained=False)
+    need = estimate_disk(make_spec(**settings), SIZE, has_trained=False)
     assert need.certain == certain * NUM
     assert need.likely >= need.certain
 
 
 def test_disk_estimate_of_trained_run_has_only_model() -> None:
-    assert estimate_disk(make_spec(epochs=9), NUM, has_trained=True).certain == 2 * NUM
+    assert estimate_disk(make_spec(epochs=9), SIZE, has_trained=True).certain == 2 * NUM
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_disk_estimate_of_trained_run_has_only_model() -> None:
     ],
 )
 def test_memory_on_cpus_is_sum_of_all_workers(settings: dict[str, Any], certain: int) -> None:
-    host, device = estimate_memory(make_spec(num_workers=4, **settings), NUM, on_gpu=False)
+    host, device = estimate_memory(make_spec(num_workers=4, **settings), SIZE, on_gpu=False)
     assert host.certain == certain * NUM
     assert host.likely > host.certain
     assert device == Need(0, 0)
@@ -80,6 +82,31 @@ def test_memory_on_cpus_is_sum_of_all_workers(settings: dict[str, Any], certain:
 def test_memory_on_gpus_depends_on_sharding_and_offloading(
     settings: dict[str, Any], on_host: int, on_device: float
 ) -> None:
-    host, device = estimate_memory(make_spec(num_workers=4, **settings), NUM, on_gpu=True)
+    host, device = estimate_memory(make_spec(num_workers=4, **settings), SIZE, on_gpu=True)
     assert host.certain == on_host * NUM
     assert device.certain == on_device * NUM
+
+
+def test_adapter_needs_little_beside_weights() -> None:
+    size = ModelSize(NUM, NUM // 100)
+    spec = make_spec(num_workers=4, zero_stage=2, adapter={})
+    assert estimate_checkpoint(spec, size).certain == 12 * NUM // 100
+    host, _ = estimate_memory(spec, size, on_gpu=False)
+    assert host.certain == 2 * 4 * NUM + 12 * NUM // 100
+
+
+@pytest.mark.parametrize(
+    ("export", "disk", "memory"),
+    [("adapter", 2 * NUM // 100, 2 * NUM), ("merged", 2 * NUM, 4 * NUM)],
+)
+def test_export_of_adapter_needs_its_base_model(export: str, disk: int, memory: int) -> None:
+    size = ModelSize(NUM, NUM // 100)
+    adapter = {"export": export}
+    spec = make_spec(adapter=adapter)
+    assert estimate_disk(spec, size, has_trained=True).certain == disk
+    sharded = make_spec(num_workers=4, offload_optimizer=True, adapter=adapter)
+    assert estimate_memory(sharded, size, on_gpu=True)[0].certain == memory
+    quantised = make_spec(quantization="nf4", zero_stage=0, strategy="ddp", adapter=adapter)
+    host, device = estimate_memory(quantised, size, on_gpu=True)
+    assert host.certain == 4 * NUM
+    assert device.certain < NUM

@@ -68,6 +68,7 @@ FIXED: dict[str, Any] = {
     "precision": "bf16",
     "seed": 1,
     "zero_stage": 2,
+    "adapter": {"rank": 4},
     "offload_optimizer": True,
     "offload_parameters": True,
     "deepspeed": {"steps_per_print": 5},
@@ -91,6 +92,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "loop": LOOP,
     "loop_config": {**LOOP, "loop_config": {"batch_size": 4}},
     "loop_split": {**LOOP, "loop_split": "none"},
+    "quantization": {"adapter": {}, "zero_stage": 2, "quantization": "nf4"},
     "pipeline_stages": {"strategy": "pipeline", "num_workers": 4, "pipeline_stages": 2},
 }
 

@@ -1,0 +1,1 @@
+"""Adapters: what is trained in place of all weights, and its names in files."""
