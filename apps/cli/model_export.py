@@ -22,6 +22,7 @@ from apps.cli.output import fail, notes, show
 from apps.client.client import ApiClient
 from apps.client.models import ArchiveFormat
 from apps.client.resources import Model
+from model_files.gguf.llama_cpp_tools import GgufConversionError, find_tools
 
 Result = TypeVar("Result")
 _FORMATS: dict[str, ArchiveFormat] = {".tar": "tar", ".zip": "zip"}
@@ -123,8 +124,11 @@ def unpack_model(url: str, model_id: str, folder: Path) -> Path:
     """Download a model into a folder, and return its directory."""
     archive = folder / f"{model_id}.tar"
     run_with_api(url, lambda api: fetch_model(api, model_id, archive, "tar"))
-    with tarfile.open(archive) as files:
-        files.extractall(folder, filter="data")
+    try:
+        with tarfile.open(archive) as files:
+            files.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError) as exc:
+        fail(f"the archive of {model_id!r} cannot be unpacked: {exc}")
     archive.unlink()
     return folder / model_id
 
@@ -167,8 +171,9 @@ def _export_gguf(
     url: str,
     as_json: bool,
 ) -> None:
-    from model_files.gguf.conversion import check_architecture, convert_to_gguf  # slow to import
-    from model_files.gguf.llama_cpp_tools import find_tools
+    from transformers.utils.logging import disable_progress_bar  # slow to import, as are these
+
+    from model_files.gguf.conversion import check_architecture, convert_to_gguf
     from model_files.gguf.verification import verify_gguf
 
     quantization = quantize.lower() if quantize else None
@@ -177,6 +182,7 @@ def _export_gguf(
     architecture = _find_gguf_architecture(exported)
     with notes.status("Starting llama.cpp's converter"):
         _run_or_fail(lambda: check_architecture(tools, architecture))
+    disable_progress_bar()
     with _work_beside(output) as folder:
         directory = unpack_model(url, exported.model.id, folder)
         building = folder / output.name
@@ -254,5 +260,5 @@ def _work_beside(output: Path) -> Iterator[Path]:
 def _run_or_fail(work: Callable[[], Result]) -> Result:
     try:
         return work()
-    except (ValueError, RuntimeError, OSError) as exc:
+    except (ValueError, GgufConversionError, OSError) as exc:
         fail(exc)

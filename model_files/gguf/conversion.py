@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model_files.cleaning import clean_directory
-from model_files.gguf.llama_cpp_tools import CONVERTER_TYPES, LlamaCppTools
+from model_files.gguf.llama_cpp_tools import CONVERTER_TYPES, GgufConversionError, LlamaCppTools
 from model_files.gguf.pre_tokenizer import name_pre_tokenizer
 from model_files.json_files import find_object
 from model_files.tokenizer_checks import MAX_TOKENIZER_BYTES
@@ -16,10 +16,6 @@ from model_files.weight_headers import read_weight_headers
 _RUN_CONVERTER = Path(__file__).with_name("run_converter.py")
 _TYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 _NUM_SHOWN_LINES = 5
-
-
-class GgufConversionError(RuntimeError):
-    """A program of llama.cpp did not convert the model."""
 
 
 class ConvertedModel(NamedTuple):

@@ -12,6 +12,7 @@ from model_files.weight_headers import TensorHeader, name_some, read_weight_head
 _CHUNK_ELEMENTS = 16 << 20
 _ROWS_MAY_DIFFER = ("token_embd.weight", "output.weight")  # converters cut unused tokens off
 _NOT_KEPT = ("rotary_emb.inv_freq", "lm_head.weight")  # computed again; may equal the embedding
+_MAY_BE_TRANSPOSED = ("c_attn.weight", "c_fc.weight", "c_proj.weight")  # GPT-2's Conv1D
 _SUFFIXES = (".weight", ".bias")
 
 
@@ -38,11 +39,14 @@ def check_gguf(path: Path, directory: Path) -> GgufFigures:
     architecture = str(_read(reader, "general.architecture"))
     num_blocks = int(_read(reader, f"{architecture}.block_count"))
     expected = _rename(read_weight_headers(directory), architecture, num_blocks)
-    for name, shape in expected.items():
+    for name, shapes in expected.items():
+        wanted = " or ".join(map(str, shapes))
         if name not in found:
-            raise ValueError(f"{path.name} has no tensor {name!r}, expected one of shape {shape}")
-        if not _have_equal_shapes(name, found[name], shape):
-            raise ValueError(f"{path.name}: {name!r} has the shape {found[name]}, expected {shape}")
+            raise ValueError(f"{path.name} has no tensor {name!r}, expected one of shape {wanted}")
+        if not any(_are_equal(name, found[name], shape) for shape in shapes):
+            raise ValueError(
+                f"{path.name}: {name!r} has the shape {found[name]}, expected {wanted}"
+            )
     if not expected:
         raise ValueError(f"{path.name} has no tensor of the model, only {name_some(found)}")
     for tensor in reader.tensors:
@@ -60,20 +64,27 @@ def _read(reader: Any, key: str) -> Any:
 
 def _rename(
     headers: Mapping[str, TensorHeader], architecture: str, num_blocks: int
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that `gguf` names one for one, by their names there."""
+) -> dict[str, list[tuple[int, ...]]]:
+    """Return the possible shapes of the tensors that `gguf` names one for one, by that name."""
     import gguf
 
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     if architecture not in kinds:  # newer than the installed package
-        return {}
+        raise ValueError(
+            f"the installed package gguf does not know the architecture {architecture!r}, so the "
+            "file cannot be verified: install a newer one"
+        )
     names = gguf.get_tensor_name_map(kinds[architecture], num_blocks)
     renamed = {
-        names.get_name(name, try_suffixes=_SUFFIXES): header.shape
+        names.get_name(name, try_suffixes=_SUFFIXES): _list_shapes(name, header.shape)
         for name, header in headers.items()
         if not name.endswith(_NOT_KEPT)
     }
-    return {name: shape for name, shape in renamed.items() if name is not None}
+    return {name: shapes for name, shapes in renamed.items() if name is not None}
+
+
+def _list_shapes(name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [shape, shape[::-1]] if name.endswith(_MAY_BE_TRANSPOSED) else [shape]
 
 
 def _reverse(shape: Any) -> tuple[int, ...]:
@@ -81,7 +92,7 @@ def _reverse(shape: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in reversed(shape))
 
 
-def _have_equal_shapes(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+def _are_equal(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     kept, wanted = ([size for size in shape if size != 1] for shape in (found, expected))
     start = 1 if name in _ROWS_MAY_DIFFER else 0
     return kept[start:] == wanted[start:]

@@ -14,6 +14,10 @@ _BUILD_FOLDERS = ("", "build/bin", "bin")
 _SOURCE = "https://github.com/ggml-org/llama.cpp"
 
 
+class GgufConversionError(RuntimeError):
+    """A program of llama.cpp did not convert the model."""
+
+
 class LlamaCppTools(NamedTuple):
     """The programs of llama.cpp; `quantiser` is needed for `QUANTISER_TYPES` only."""
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from apps.http_api.dependencies import Services
 from model_files.weight_headers import read_weight_headers
 from storage.durable import seal_directory
 from storage.layout import StorageLayout
 from storage.manifest import verify_directory
 from tests.apps.cli.conftest import Call
 from tests.model_files.gguf.stand_in import build_stand_in, install_sentencepiece
+from tests.tiny_encoder import build_tiny_encoder
 
 DTYPE = ("--format", "safetensors", "--dtype")
 GGUF = ("--format", "gguf")
@@ -140,6 +142,14 @@ def test_model_that_gguf_cannot_have_is_refused(
     status, output = call("models", "export", "tiny", "tiny.gguf", *GGUF)
     assert (status, message in output) == (1, True), output
     assert list(folder.iterdir()) == []
+
+
+def test_classifier_is_refused_for_gguf(
+    call: Call, llama_cpp: Path, services: Services, tmp_path: Path
+) -> None:
+    services.models.add(build_tiny_encoder(tmp_path / "mood", num_labels=2), "mood")
+    status, output = call("models", "export", "mood", "mood.gguf", *GGUF)
+    assert (status, "the task of 'mood' is sequence_classification" in output) == (1, True), output
 
 
 def test_adapter_is_refused_for_gguf(call: Call, llama_cpp: Path, layout: StorageLayout) -> None:

@@ -11,10 +11,12 @@ from transformers import AutoModelForCausalLM
 from model_files.gguf import comparison
 from model_files.gguf.comparison import (
     TEXT,
+    TOLERANCES,
     GgufDifferenceError,
     compare_with_original,
     explain_no_comparison,
 )
+from model_files.gguf.llama_cpp_tools import CONVERTER_TYPES, QUANTISER_TYPES
 from model_files.loading import load_tokenizer
 from system.free_resources import Memory
 from tests.tiny_model import build_tiny_model
@@ -77,6 +79,11 @@ def test_tolerance_depends_on_quantization(install: Callable[..., None], directo
     assert 0.03 < found.error < 0.07
     with pytest.raises(GgufDifferenceError, match=r"differ by 0.0\d\d .* at most 0.01 for f32"):
         compare_with_original(Path("tiny.gguf"), directory, "f32")
+
+
+def test_every_quantization_has_tolerance() -> None:
+    names = {name.split("_")[0] for name in (*CONVERTER_TYPES, *QUANTISER_TYPES)}
+    assert names == TOLERANCES.keys()
 
 
 def test_logits_that_are_not_numbers_are_refused(

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from model_files.gguf.conversion import GgufConversionError, check_architecture, convert_to_gguf
-from model_files.gguf.llama_cpp_tools import LlamaCppTools
+from model_files.gguf.conversion import check_architecture, convert_to_gguf
+from model_files.gguf.llama_cpp_tools import GgufConversionError, LlamaCppTools
 from tests.model_files.gguf.stand_in import build_stand_in
 from tests.tiny_model import build_tiny_model
 
