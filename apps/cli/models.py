@@ -1,25 +1,21 @@
 """`tuneserve models`: the models and aliases of an application."""
 
-import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
-from apps.cli.files import save
+from apps.cli.model_export import export, show_progress, unpack_model
 from apps.cli.output import Rows, fail, notes, show, show_time
 from apps.client.client import ApiClient
-from apps.client.models import ArchiveFormat
 from apps.client.resources import Model, ModelAlias
 
 models = typer.Typer(help="List, add, promote, export and delete models.", no_args_is_help=True)
 
 _CHUNK_BYTES = 1 << 20
-_FORMATS: dict[str, ArchiveFormat] = {".tar": "tar", ".zip": "zip"}
 ModelId = Annotated[str, typer.Argument(help="Id or alias of a model.")]
 AliasName = Annotated[str, typer.Argument(help="An alias, as in 'latest'.")]
 
@@ -53,7 +49,7 @@ def add(
     if not source.exists():
         fail(f"{str(source)!r} does not exist")
     pieces = _pack(source, model_id) if source.is_dir() else _read(source)
-    sent = _show_progress("Sending", _iterate(pieces))
+    sent = show_progress("Sending", _iterate(pieces))
     model = run_with_api(url, lambda api: api.models.add(model_id, sent))
     show(model.raw, as_json, lambda: f"added {model.id}")
 
@@ -89,20 +85,7 @@ def verify(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -
     show(answer, as_json, lambda: f"{model_id} matches what was published")
 
 
-@models.command()
-def export(
-    model_id: ModelId,
-    archive: Annotated[Path, typer.Argument(help="The new .tar or .zip file.")],
-    url: Url = DEFAULT_URL,
-    as_json: AsJson = False,
-) -> None:
-    """Download a model as one archive."""
-    if (archive_format := _FORMATS.get(archive.suffix)) is None:
-        fail(f"{archive.name!r}: expected a name that ends in .tar or .zip")
-    if archive.exists():
-        fail(f"{str(archive)!r} already exists; choose another name")
-    run_with_api(url, lambda api: _fetch(api, model_id, archive, archive_format))
-    show({"model": model_id, "path": str(archive)}, as_json, lambda: f"wrote {archive}")
+models.command()(export)
 
 
 @models.command()
@@ -118,22 +101,12 @@ def push(
     from serving.store.export import push_to_hub  # slow to import
 
     with tempfile.TemporaryDirectory(prefix="tuneserve-") as folder:
-        archive = Path(folder) / f"{name}.tar"
-        run_with_api(url, lambda api: _fetch(api, name, archive, "tar"))
-        with tarfile.open(archive) as files:
-            files.extractall(folder, filter="data")
+        directory = unpack_model(url, name, Path(folder))
         try:
-            place = push_to_hub(Path(folder) / name, repository, private=not public)
+            place = push_to_hub(directory, repository, private=not public)
         except (OSError, ValueError) as exc:  # the hub's refusals are OSErrors
             fail(exc)
     show({"model": name, "url": place}, as_json, lambda: place)
-
-
-async def _fetch(
-    api: ApiClient, model_id: str, archive: Path, archive_format: ArchiveFormat
-) -> None:
-    async with api.models.export(model_id, archive_format) as pieces:
-        await save(_show_progress("Fetching", pieces), archive)
 
 
 def _pack(folder: Path, name: str) -> Iterator[bytes]:
@@ -151,16 +124,6 @@ def _read(archive: Path) -> Iterator[bytes]:
 async def _iterate(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
-
-
-async def _show_progress(what: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the pieces unchanged, and show the number of bytes as progress."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), console=notes, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        async for piece in pieces:
-            bar.advance(task, len(piece))
-            yield piece
 
 
 def _describe_alias(alias: ModelAlias) -> str:

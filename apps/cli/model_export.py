@@ -1,0 +1,264 @@
+"""`tuneserve models export`: a model as an archive, in another dtype, or as a GGUF file.
+
+The API gives the model as an archive; everything else is done on this machine.
+"""
+
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
+from apps.cli.files import save
+from apps.cli.output import fail, notes, show
+from apps.client.client import ApiClient
+from apps.client.models import ArchiveFormat
+from apps.client.resources import Model
+from model_files.gguf.llama_cpp_tools import GgufConversionError, find_tools
+
+Result = TypeVar("Result")
+_FORMATS: dict[str, ArchiveFormat] = {".tar": "tar", ".zip": "zip"}
+_GENERATING_TASK = "causal_lm"
+_CONFIG_NAME, _ADAPTER_NAME = "config.json", "adapter_config.json"
+_HEAD_BYTES = 1 << 20  # small files precede the weights in an archive
+
+
+class ExportFormat(StrEnum):
+    """What a model is converted to."""
+
+    SAFETENSORS = "safetensors"
+    GGUF = "gguf"
+
+
+class WeightDtype(StrEnum):
+    """The dtypes of converted weights, keys of `training.export.weight_dtype.DTYPES`."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+class _Exported(NamedTuple):
+    """A model of the API, with the small files at the beginning of its archive."""
+
+    model: Model
+    files: Mapping[str, bytes]
+
+    @property
+    def is_adapter(self) -> bool:
+        return _ADAPTER_NAME in self.files
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its config.json; empty if it has none."""
+        try:
+            config = json.loads(self.files.get(_CONFIG_NAME, b"{}"))
+        except ValueError as exc:
+            fail(f"{_CONFIG_NAME} of model {self.model.id!r} cannot be read: {exc}")
+        return config if isinstance(config, dict) else {}
+
+
+def export(
+    model_id: Annotated[str, typer.Argument(help="Id or alias of a model.")],
+    output: Annotated[Path, typer.Argument(help="The new .tar, .zip or .gguf file.")],
+    to: Annotated[
+        ExportFormat | None, typer.Option("--format", help="Convert the model on this machine.")
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(help="Type of the weights in GGUF, as in q8_0 or q4_k_m; default: as stored."),
+    ] = None,
+    dtype: Annotated[
+        WeightDtype | None, typer.Option(help="Type of the weights in safetensors.")
+    ] = None,
+    llama_cpp: Annotated[
+        Path | None,
+        typer.Option(envvar="TUNESERVE_LLAMA_CPP", help="Folder of llama.cpp; default: PATH."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Download a model as one archive, or convert it to another dtype or to GGUF."""
+    if quantize is not None and to != ExportFormat.GGUF:
+        fail("--quantize needs --format gguf; the weights of safetensors files take --dtype")
+    if dtype is not None and to != ExportFormat.SAFETENSORS:
+        fail("--dtype needs --format safetensors; the weights of GGUF files take --quantize")
+    _check_output(output, to)
+    if to == ExportFormat.GGUF:
+        _export_gguf(model_id, output, quantize, llama_cpp, url, as_json)
+        return
+    if dtype is not None:
+        _export_dtype(model_id, output, dtype, url)
+    else:
+        run_with_api(url, lambda api: fetch_model(api, model_id, output, _FORMATS[output.suffix]))
+    show({"model": model_id, "path": str(output)}, as_json, lambda: f"wrote {output}")
+
+
+async def fetch_model(
+    api: ApiClient, model_id: str, archive: Path, archive_format: ArchiveFormat
+) -> None:
+    """Download a model as one archive, and show the progress."""
+    async with api.models.export(model_id, archive_format) as pieces:
+        await save(show_progress("Fetching", pieces), archive)
+
+
+async def show_progress(what: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces unchanged, and show the number of bytes as progress."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TransferSpeedColumn(), console=notes, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        async for piece in pieces:
+            bar.advance(task, len(piece))
+            yield piece
+
+
+def unpack_model(url: str, model_id: str, folder: Path) -> Path:
+    """Download a model into a folder, and return its directory."""
+    archive = folder / f"{model_id}.tar"
+    run_with_api(url, lambda api: fetch_model(api, model_id, archive, "tar"))
+    try:
+        with tarfile.open(archive) as files:
+            files.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError) as exc:
+        fail(f"the archive of {model_id!r} cannot be unpacked: {exc}")
+    archive.unlink()
+    return folder / model_id
+
+
+def _check_output(output: Path, to: ExportFormat | None) -> None:
+    if to == ExportFormat.GGUF and output.suffix != ".gguf":
+        fail(f"{output.name!r}: expected a name that ends in .gguf")
+    if to != ExportFormat.GGUF and output.suffix not in _FORMATS:
+        advice = "; add --format gguf to convert it" if output.suffix == ".gguf" else ""
+        fail(f"{output.name!r}: expected a name that ends in .tar or .zip{advice}")
+    if output.exists():
+        fail(f"{str(output)!r} already exists; choose another name")
+    if not output.parent.is_dir():
+        fail(f"there is no folder {str(output.parent)!r}")
+
+
+def _export_dtype(model_id: str, output: Path, dtype: WeightDtype, url: str) -> None:
+    exported = run_with_api(url, lambda api: _inspect(api, model_id))
+    _check_unquantised(exported)
+    from serving.store.export import stream_folder  # slow to import
+    from training.export.weight_dtype import convert_weights
+
+    name = exported.model.id
+    with _work_beside(output) as folder:
+        directory = unpack_model(url, name, folder)
+        with notes.status(f"Converting to {dtype}"):
+            _run_or_fail(lambda: convert_weights(directory, dtype))
+            building = folder / output.name
+            with building.open("wb") as file:
+                for piece in stream_folder(directory, name, _FORMATS[output.suffix]):
+                    file.write(piece)
+        building.rename(output)
+
+
+def _export_gguf(
+    model_id: str,
+    output: Path,
+    quantize: str | None,
+    llama_cpp: Path | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    from transformers.utils.logging import disable_progress_bar  # slow to import, as are these
+
+    from model_files.gguf.conversion import check_architecture, convert_to_gguf
+    from model_files.gguf.verification import verify_gguf
+
+    quantization = quantize.lower() if quantize else None
+    tools = _run_or_fail(lambda: find_tools(llama_cpp, quantization))
+    exported = run_with_api(url, lambda api: _inspect(api, model_id))
+    architecture = _find_gguf_architecture(exported)
+    with notes.status("Starting llama.cpp's converter"):
+        _run_or_fail(lambda: check_architecture(tools, architecture))
+    disable_progress_bar()
+    with _work_beside(output) as folder:
+        directory = unpack_model(url, exported.model.id, folder)
+        building = folder / output.name
+        with notes.status("Converting"):
+            done = _run_or_fail(lambda: convert_to_gguf(tools, directory, building, quantization))
+        with notes.status("Verifying"):
+            report = _run_or_fail(lambda: verify_gguf(done, directory))
+        building.rename(output)
+    answer = {"model": exported.model.id, "path": str(output), **report.describe()}
+    show(answer, as_json, lambda: f"wrote {output}: {report}")
+
+
+def _find_gguf_architecture(exported: _Exported) -> str:
+    """Return the architecture's name in config.json; end the command if GGUF cannot have it."""
+    model = exported.model
+    if exported.is_adapter:
+        fail(
+            f"{model.id!r} is an adapter, and GGUF is for complete models: merge it with its base "
+            "model first, or export it without --format"
+        )
+    if model.task != _GENERATING_TASK:
+        fail(
+            f"the task of {model.id!r} is {model.task}, and GGUF is for models that generate text; "
+            "export it without --format"
+        )
+    _check_unquantised(exported)
+    architectures = exported.config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        fail(f"{_CONFIG_NAME} of model {model.id!r} names no 'architectures', which GGUF needs")
+    return str(architectures[0])
+
+
+def _check_unquantised(exported: _Exported) -> None:
+    if exported.config.get("quantization_config"):
+        fail(
+            f"the weights of {exported.model.id!r} are quantised ('quantization_config' in "
+            f"{_CONFIG_NAME}), and cannot be converted; export it without --format"
+        )
+
+
+async def _inspect(api: ApiClient, model_id: str) -> _Exported:
+    """Read a model's description, and the small files at the beginning of its archive."""
+    model = await api.models.get(model_id)
+    head = b""
+    async with api.models.export(model.id, "tar") as pieces:
+        async for piece in pieces:
+            head += piece
+            if len(head) >= _HEAD_BYTES:
+                break
+    return _Exported(model, dict(_read_head(head)))
+
+
+def _read_head(head: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield names and contents of the complete files of a truncated archive."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(head), mode="r|") as files:
+            for member in files:
+                if (file := files.extractfile(member)) is not None:
+                    yield member.name.split("/", 1)[-1], file.read()
+    except tarfile.ReadError:  # where the archive was cut
+        return
+
+
+@contextmanager
+def _work_beside(output: Path) -> Iterator[Path]:
+    """Yield a temporary folder on the disk of the output, which can then be renamed."""
+    try:
+        work = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
+    except OSError as exc:
+        fail(exc)
+    with work as folder:
+        yield Path(folder)
+
+
+def _run_or_fail(work: Callable[[], Result]) -> Result:
+    try:
+        return work()
+    except (ValueError, GgufConversionError, OSError) as exc:
+        fail(exc)

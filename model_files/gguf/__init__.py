@@ -1,0 +1,1 @@
+"""Conversion of a model directory to GGUF with llama.cpp's own programs, and its verification."""

@@ -1,0 +1,169 @@
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from apps.http_api.dependencies import Services
+from model_files.weight_headers import read_weight_headers
+from storage.durable import seal_directory
+from storage.layout import StorageLayout
+from storage.manifest import verify_directory
+from tests.apps.cli.conftest import Call
+from tests.model_files.gguf.stand_in import build_stand_in, install_sentencepiece
+from tests.tiny_encoder import build_tiny_encoder
+
+DTYPE = ("--format", "safetensors", "--dtype")
+GGUF = ("--format", "gguf")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the command, with llama.cpp elsewhere."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
+
+
+@pytest.fixture
+def llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for llama.cpp, named by the environment variable."""
+    pytest.importorskip("gguf")
+    monkeypatch.syspath_prepend(install_sentencepiece(tmp_path / "packages"))
+    found = build_stand_in(tmp_path / "llama.cpp", with_quantiser=False)
+    monkeypatch.setenv("TUNESERVE_LLAMA_CPP", str(found))
+    return found
+
+
+@pytest.mark.parametrize("ending", ["tar", "zip"])
+def test_weights_are_converted_on_client(call: Call, folder: Path, ending: str) -> None:
+    name = f"small.{ending}"
+    assert call("models", "export", "latest", name, *DTYPE, "bf16") == (0, f"wrote {name}")
+    assert [path.name for path in folder.iterdir()] == [name]
+    if ending == "tar":
+        with tarfile.open(name) as archive:
+            archive.extractall(folder, filter="data")
+    else:
+        with zipfile.ZipFile(name) as packed:
+            packed.extractall(folder)
+    verify_directory(folder / "tiny")
+    assert {header.dtype for header in read_weight_headers(folder / "tiny").values()} == {"BF16"}
+    assert call("models", "add", name, "small") == (0, "added small")
+
+
+def test_format_without_dtype_keeps_files(call: Call, layout: StorageLayout) -> None:
+    assert call("models", "export", "tiny", "tiny.tar", "--format", "safetensors")[0] == 0
+    with tarfile.open("tiny.tar") as archive:
+        sizes = {member.name: member.size for member in archive}
+    published = layout.model("tiny")
+    assert sizes == {f"tiny/{path.name}": path.stat().st_size for path in published.iterdir()}
+
+
+def test_gguf_is_written_and_verified(call: Call, llama_cpp: Path, folder: Path) -> None:
+    status, output = call("models", "export", "latest", "tiny.gguf", *GGUF, "--json")
+    assert status == 0, output
+    answer = json.loads(output)
+    assert answer["model"] == "tiny"
+    assert answer["quantization"] == "f32"
+    assert answer["num_tensors"] == answer["num_compared"] > 0
+    assert [path.name for path in folder.iterdir()] == ["tiny.gguf"]
+
+
+def test_failed_verification_leaves_no_file(call: Call, tmp_path: Path, folder: Path) -> None:
+    pytest.importorskip("gguf")
+    broken = build_stand_in(tmp_path / "broken", "tensors['output_norm.weight'][0] = float('inf')")
+    # `find_tools` needs the package, which only real converters import.
+    arguments = ("models", "export", "tiny", "tiny.gguf", *GGUF, "--llama-cpp", str(broken))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(install_sentencepiece(tmp_path / "packages"))
+        status, output = call(*arguments)
+    assert (status, "'output_norm.weight' has values that are not finite" in output) == (1, True)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tiny.gguf",), "expected a name that ends in .tar or .zip; add --format gguf"),
+        (("tiny.tar", *GGUF), "expected a name that ends in .gguf"),
+        (("tiny.rar", *DTYPE, "bf16"), "expected a name that ends in .tar or .zip"),
+        (("tiny.tar", "--quantize", "q8_0"), "--quantize needs --format gguf"),
+        (("tiny.tar", *DTYPE[:2], "--quantize", "q8_0"), "--quantize needs --format gguf"),
+        (("tiny.tar", "--dtype", "bf16"), "--dtype needs --format safetensors"),
+        (("tiny.gguf", *GGUF, "--dtype", "bf16"), "--dtype needs --format safetensors"),
+        (("there.gguf", *GGUF), "already exists"),
+        (("nowhere/tiny.gguf", *GGUF), "there is no folder 'nowhere'"),
+        (("tiny.gguf", *GGUF, "--quantize", "q9"), "expected one of f32, f16"),
+        (("tiny.gguf", *GGUF, "--quantize", "Q4_K_M"), "needs llama.cpp's program llama-quantize"),
+        (("tiny.gguf", *GGUF, "--llama-cpp", "there"), "'there' is not a folder"),
+    ],
+)
+def test_impossible_export_is_refused_before_any_request(
+    call: Call,
+    llama_cpp: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setenv("TUNESERVE_URL", "http://127.0.0.1:9")  # a request would fail
+    (folder / "there.gguf").touch()
+    status, output = call("models", "export", "tiny", *arguments)
+    assert (status, message in output) == (1, True), output
+    assert [path.name for path in folder.iterdir()] == ["there.gguf"]
+
+
+def test_missing_converter_is_named(call: Call, llama_cpp: Path) -> None:
+    (llama_cpp / "convert_hf_to_gguf.py").unlink()
+    status, output = call("models", "export", "tiny", "tiny.gguf", *GGUF)
+    assert (status, "convert_hf_to_gguf.py is not in" in output) == (1, True), output
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architectures": ["NewForCausalLM"]}, "does not know the architecture 'NewForCausalLM'"),
+        ({"architectures": None}, "names no 'architectures'"),
+        ({"quantization_config": {"bits": 4}}, "are quantised"),
+    ],
+)
+def test_model_that_gguf_cannot_have_is_refused(
+    call: Call,
+    llama_cpp: Path,
+    layout: StorageLayout,
+    folder: Path,
+    settings: dict[str, object],
+    message: str,
+) -> None:
+    change_config(layout.model("tiny"), settings)
+    status, output = call("models", "export", "tiny", "tiny.gguf", *GGUF)
+    assert (status, message in output) == (1, True), output
+    assert list(folder.iterdir()) == []
+
+
+def test_classifier_is_refused_for_gguf(
+    call: Call, llama_cpp: Path, services: Services, tmp_path: Path
+) -> None:
+    services.models.add(build_tiny_encoder(tmp_path / "mood", num_labels=2), "mood")
+    status, output = call("models", "export", "mood", "mood.gguf", *GGUF)
+    assert (status, "the task of 'mood' is sequence_classification" in output) == (1, True), output
+
+
+def test_adapter_is_refused_for_gguf(call: Call, llama_cpp: Path, layout: StorageLayout) -> None:
+    (layout.model("tiny") / "adapter_config.json").write_text("{}")
+    reseal(layout.model("tiny"))
+    status, output = call("models", "export", "tiny", "tiny.gguf", *GGUF)
+    assert (status, "'tiny' is an adapter" in output) == (1, True), output
+
+
+def change_config(directory: Path, settings: dict[str, object]) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    reseal(directory)
+
+
+def reseal(directory: Path) -> None:
+    seal_directory(directory)

@@ -1,0 +1,118 @@
+"""Conversion of the floating-point weights of a model directory to another dtype, file by file."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from model_files.json_files import find_object
+from model_files.weight_headers import INDEX_NAME
+from storage import durable
+from training.export.safetensors_file import SafetensorsFile, TensorEntry
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_CHUNK_ELEMENTS = 8 << 20
+_CONFIG_NAME = "config.json"
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+_MAX_INDEX_BYTES = 100_000_000
+
+
+def convert_weights(directory: Path, dtype_name: str) -> None:
+    """Convert a model directory in place, and write its manifest again.
+
+    `dtype_name` is a key of `DTYPES`. Tensors of integers and booleans are kept. config.json gets
+    the new dtype, the index of several files the new size. Only chunks of a tensor are in memory.
+    Raises `ValueError` for values that the dtype cannot represent, for quantised weights, and for a
+    directory without safetensors files.
+    """
+    dtype = DTYPES[dtype_name]
+    if (find_object(directory / _CONFIG_NAME) or {}).get("quantization_config"):
+        raise ValueError(f"the weights of {directory.name!r} are quantised")
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{directory.name!r} has no safetensors files to convert")
+    known = {}
+    for path in files:
+        known[path.name] = _convert_file(path, dtype)
+    _write_config(directory / _CONFIG_NAME, dtype)
+    _write_index_size(directory, files)
+    durable.seal_directory(directory, known)
+
+
+def _convert_file(path: Path, dtype: torch.dtype) -> dict[str, int | str]:
+    converted = path.with_name(f".{path.name}.converted")
+    with safe_open(path, framework="pt") as source:
+        names = list(source.keys())
+        entries = sorted(
+            (_plan(source.get_tensor(name), name, dtype) for name in names),
+            key=lambda entry: -entry.dtype.itemsize,  # so that all tensors are aligned
+        )
+        with SafetensorsFile(converted, entries) as target:
+            for entry in entries:
+                for chunk in _convert(source.get_tensor(entry.name), entry):
+                    target.append(chunk)
+            written = target.finish()
+    os.replace(converted, path)
+    return written
+
+
+def _plan(tensor: torch.Tensor, name: str, dtype: torch.dtype) -> TensorEntry:
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+        raise ValueError(f"{name!r} has the dtype {tensor.dtype}: it is quantised")
+    return TensorEntry(name, dtype if tensor.is_floating_point() else tensor.dtype, tensor.shape)
+
+
+def _convert(tensor: torch.Tensor, entry: TensorEntry) -> Iterator[torch.Tensor]:
+    """Yield the tensor in chunks of the dtype of its entry; the file is mapped, not read whole."""
+    values = tensor.flatten()
+    for start in range(0, values.numel(), _CHUNK_ELEMENTS):
+        chunk = values[start : start + _CHUNK_ELEMENTS]
+        converted = chunk.to(entry.dtype)
+        if entry.dtype.is_floating_point and not _keeps_finite(chunk, converted):
+            largest = float(chunk[torch.isfinite(chunk)].abs().max())
+            raise ValueError(
+                f"{entry.name!r} has the value {largest:g}, too large for {entry.dtype} (at most "
+                f"{torch.finfo(entry.dtype).max:g}); choose bf16 or fp32"
+            )
+        yield converted
+
+
+def _keeps_finite(before: torch.Tensor, after: torch.Tensor) -> bool:
+    return bool(torch.equal(torch.isfinite(before), torch.isfinite(after)))
+
+
+def _write_config(path: Path, dtype: torch.dtype) -> None:
+    config = find_object(path)
+    if config is not None:
+        name = str(dtype).removeprefix("torch.")
+        changed = _replace_dtype(config, name)
+        durable.write_json(path, changed if "torch_dtype" in config else {**changed, "dtype": name})
+
+
+def _replace_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the settings with another dtype, also in those of a part such as 'text_config'."""
+    return {
+        key: _replace_dtype(value, name)
+        if isinstance(value, dict)
+        else (name if key in _DTYPE_KEYS and isinstance(value, str) else value)
+        for key, value in config.items()
+    }
+
+
+def _write_index_size(directory: Path, files: list[Path]) -> None:
+    """Write the number of bytes of all tensors into the index, if there is one."""
+    index = find_object(directory / INDEX_NAME, _MAX_INDEX_BYTES)
+    if index is None or "total_size" not in (metadata := index.get("metadata") or {}):
+        return
+    size = sum(path.stat().st_size - _read_header_bytes(path) for path in files)
+    durable.write_json(
+        directory / INDEX_NAME, {**index, "metadata": {**metadata, "total_size": size}}
+    )
+
+
+def _read_header_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
