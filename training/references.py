@@ -21,6 +21,7 @@ from storage import durable
 from training.batching import BatchPlan, plan_evaluation
 from training.checkpoint.format import CheckpointError
 from training.data.faults import RowRole
+from training.data.prepare import name_references
 from training.data.row_table import RowTable
 from training.engine import StepBatches
 from training.monitoring.journal import Journal
@@ -66,7 +67,7 @@ def add_references(
     They are read if they are stored, else computed and stored. Raises `CheckpointError` if they
     are not stored and the model `has_started` to learn.
     """
-    path = run.data / f"references-{role}.safetensors"
+    path = run.data / name_references(role)
     stored = path.is_file()
     dist.barrier()  # no worker writes the file before all have looked
     if not stored and has_started:

@@ -328,6 +328,11 @@ def merge_changes(asked: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     if "training_file" in changes and "training_files" not in changes:
         rest.pop("training_files", None)  # the file replaces the mix
     after = parse_part(FineTuneRequest, {**rest, **changes})
+    task = after.training.get("task", PREFERENCE_TASK)
+    if before.method is not None and before.method.type == "dpo" and task != PREFERENCE_TASK:
+        kept = before.find_hyperparameters().model_dump(exclude={_BETA})
+        same = Hyperparameters.model_validate(kept)
+        before = before.model_copy(update={"method": None, "hyperparameters": same})
     named = after.find_hyperparameters().model_dump(exclude_unset=True)
     replaced = {_OUR_NAMES.get(name) for name in named} | ({"seed"} & changes.keys())
     training = {name: value for name, value in before.training.items() if name not in replaced}

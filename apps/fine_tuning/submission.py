@@ -7,6 +7,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
+from pydantic import ValidationError
+
 from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
 from apps.file_index import FileCheck
 from apps.file_store import FileStore
@@ -155,7 +157,8 @@ class JobCreator:
             )
         known = find_known_files(self._layout, spec)
         try:
-            spec = choose_preview_task(spec, known, file, is_named="task" in training)
+            with invalid_input("training", only=ValidationError):
+                spec = choose_preview_task(spec, known, file, is_named="task" in training)
             if not find_task(spec.task).generates:
                 return self._preview_labelled(file_id, spec, num_rows, known)
             with invalid_input("model", only=SettingError):

@@ -199,11 +199,11 @@ async def test_job_with_request_of_newer_version_is_not_cloned(
     client: httpx.AsyncClient, layout: StorageLayout
 ) -> None:
     run = RunFolder(layout.run(QUEUED))
-    request = {**run.read_record().request, "method": {"type": "dpo"}}
+    request = {**run.read_record().request, "method": {"type": "reinforcement"}}
     change(run.record_file, format_version="1.7", request=request)
     refused = await client.post(f"{JOBS}/{QUEUED}/clone")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "settings_unreadable")
-    assert "'dpo'" in refused.json()["error"]["message"]
+    assert "'reinforcement'" in refused.json()["error"]["message"]
 
 
 async def test_files_of_newer_major_version_are_reported_and_unchanged(

@@ -199,7 +199,7 @@ def _check_quantization(spec: "TrainingSpec") -> None:
         )
     if spec.task != "causal_lm":
         raise ValueError(
-            f"{found}, which is for language models, and task is {spec.task!r}: set quantization "
+            f"{found}, which is for task 'causal_lm', and task is {spec.task!r}: set quantization "
             "to 'none'"
         )
     for name, value, default in (

@@ -51,7 +51,7 @@ class PreferenceTask:
         """Raise `ValueError` for settings that the loss does not have, or that cannot work."""
         settings = _read_settings(spec)
         for name in _KTO_SETTINGS if settings.loss != "kto" else ():
-            if name in settings.model_fields_set:
+            if getattr(settings, name) != PreferenceSettings.model_fields[name].default:
                 raise ValueError(
                     f"task_settings.{name} is {getattr(settings, name)}, which means nothing to "
                     f"the loss {settings.loss!r}: remove it, or set task_settings.loss to 'kto'"
@@ -102,7 +102,11 @@ class PreferenceTask:
 class PreferenceData:
     """Rows as two sides of tokens with masks of the learned ones."""
 
-    def __init__(self, spec: "TrainingSpec") -> None:
+    def __init__(self, spec: "TrainingSpec", *, is_preview: bool = False) -> None:
+        """Open the tokenizer; for a preview, rows for KTO get no answer of another row.
+
+        Raises `SettingError` for the base model.
+        """
         from training.base_model import choose_max_length, find_end_ids, load_tokenizer
         from training.data.preference.pair_layout import PAIR_LAYOUT
 
@@ -110,6 +114,7 @@ class PreferenceData:
         self.tokenizer = load_tokenizer(spec.base_model, spec.template_arguments)
         self.max_length = min(choose_max_length(spec), spec.micro_batch_tokens // NUM_SIDES)
         self._spec = spec
+        self._is_preview = is_preview
         self._is_unpaired = _read_settings(spec).loss == "kto"
         self._end_ids = find_end_ids(spec.base_model, self.tokenizer)
 
@@ -129,7 +134,13 @@ class PreferenceData:
         from training.data.preference.reader import PreferenceReader
 
         return PreferenceReader(
-            source, self._spec, self.tokenizer, self._end_ids, is_unpaired=self._is_unpaired
+            source,
+            self._spec,
+            self.tokenizer,
+            self._end_ids,
+            self.max_length,
+            is_unpaired=self._is_unpaired,
+            needs_mismatch=not self._is_preview,
         )
 
     def summarise(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CLASSIFICATION_TASK = "sequence_classification"
 PREFERENCE_TASK = "preference"
 IMAGE_TASK = "image_classification"
+_PROMPT_KEYS = frozenset({"prompt", "input", "conversations"})
 _GENERATION_KEYS = frozenset(
     {"messages", "conversations", "prompt", "completion", "instruction", "output"}
 )
@@ -67,10 +68,17 @@ def _make_classification_spec(spec: TrainingSpec) -> TrainingSpec:
 def _make_preference_spec(
     spec: TrainingSpec, record: Mapping[object, object]
 ) -> TrainingSpec | None:
-    """Return a spec with a loss that learns from rows like this one; None for other rows."""
-    from training.data.preference.formats import recognise_format
+    """Return a spec with a loss that learns from rows like this one; None for other rows.
 
-    found = recognise_format(set(map(str, record)))
+    A single answer without a prompt is a key of some other kind of row.
+    """
+    from training.data.preference.formats import recognise_format
+    from training.data.text.messages import is_given
+
+    keys = {str(key) for key, value in record.items() if is_given(value)}
+    if not keys & _PROMPT_KEYS and not keys >= {"chosen", "rejected"}:
+        return None
+    found = recognise_format(keys)
     if found == "unpaired":
         if not isinstance(record["label"], bool):
             return None

@@ -136,6 +136,9 @@ async def test_preview_shows_both_answers(queue: RunQueue, pairs_id: str) -> Non
     ]
     assert learned == [(1, True, "Gladly.<|im_end|>"), (1, False, "No.<|im_end|>")]
     assert (shown["task"], shown["num_rows"]) == ("preference", 4)
+    with pytest.raises(InvalidInputError, match="less than twice max_length") as caught:
+        await queue.preview(pairs_id, "latest", 1, {"max_length": 700, "micro_batch_tokens": 1024})
+    assert caught.value.param == "training"
 
 
 async def test_settings_of_the_page_preview_rows_with_verdicts(

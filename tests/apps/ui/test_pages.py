@@ -93,6 +93,7 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
         "max_length": gr.Textbox,
         "precision": gr.Dropdown,
         "columns": gr.Textbox,
+        "adapter": gr.Textbox,
         "task_settings.problem_type": gr.Dropdown,
         "task_settings.labels": gr.Textbox,
     }

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from tests.tiny_model import build_tiny_model
 from training.data.faults import DataError
-from training.data.prepare import prepare_data
+from training.data.prepare import link_data, prepare_data
 from training.data.row_table import RowTable
+from training.data.text.preview import preview_rows
 from training.model import load_model
 from training.spec import TrainingSpec
 from training.task import find_task
@@ -102,6 +103,57 @@ def test_a_row_of_a_file_without_a_side_is_named_by_its_line(tiny: Path, tmp_pat
     )
     with pytest.raises(DataError, match=r"'rejected' is missing, .* \(line 2\)"):
         prepare_data(make_spec(tiny, rows), tmp_path / "cache")
+
+
+def write_verdicts(path: Path, *prompts: str) -> Path:
+    rows = [{"prompt": one, "completion": "yes", "label": True} for one in prompts]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_answer_of_another_row_does_not_make_a_row_too_long(tiny: Path, tmp_path: Path) -> None:
+    rows = write_verdicts(tmp_path / "rows.jsonl", "a", "b", "c")
+    long = {"prompt": "d", "completion": "word " * 200, "label": False}
+    rows.write_text(rows.read_text() + json.dumps(long) + "\n")
+    spec = make_spec(tiny, rows, "kto", max_length=64)
+    for overlong, num_rows, num_cut in (("drop", 3, 0), ("truncate", 4, 1)):
+        changed = spec.model_copy(update={"overlong": overlong})
+        found = prepare_data(changed, tmp_path / overlong).summary
+        assert (found["num_rows"], found["num_truncated_rows"]) == (num_rows, num_cut)
+    refusing = spec.model_copy(update={"overlong": "refuse"})
+    with pytest.raises(DataError, match=r"\(line 4\)"):
+        prepare_data(refusing, tmp_path / "refuse")
+
+
+def test_verdicts_on_answers_to_one_prompt_are_previewed_but_not_learned(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(tiny, write_verdicts(tmp_path / "rows.jsonl", *"aaab"), "kto")
+    assert len(preview_rows(spec, 2).rows) == 2
+    prepare_data(spec, tmp_path / "cache")
+    monkeypatch.setattr("training.data.preference.reader._MAX_WAITING", 2)
+    with pytest.raises(DataError, match="the first 2 rows have the same prompt"):
+        prepare_data(spec, tmp_path / "other")
+    write_verdicts(tmp_path / "rows.jsonl", "a", "a")
+    with pytest.raises(DataError, match="all rows have the same prompt"):
+        prepare_data(spec, tmp_path / "cache")
+
+
+def test_default_settings_of_another_loss_are_accepted() -> None:
+    settings = {"loss": "dpo", "desirable_weight": 1.0}
+    spec = make_spec(Path("tiny"), Path("rows.jsonl"), task_settings=settings)
+    assert spec.task_settings["loss"] == "dpo"
+
+
+def test_figures_of_earlier_rows_are_removed(tiny: Path, tmp_path: Path) -> None:
+    prepared = prepare_data(
+        make_spec(tiny, write_rows(tmp_path / "rows.jsonl")), tmp_path / "cache"
+    )
+    for name in ("references-training.safetensors", "references-validation.safetensors"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / name).write_bytes(b"")
+    link_data(prepared, tmp_path / "data")
+    assert not list((tmp_path / "data").glob("references-*"))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ _USED = {
     "unpaired": {"prompt", "completion", "label", "system", "tools"},
 }
 _PARSER = RowParser("chat", {})
+_ANY_ANSWER = {"role": "assistant", "content": "."}
 _EXPECTED = (
     "expected 'prompt', 'chosen' and 'rejected', or 'input', 'preferred_output' and "
     "'non_preferred_output', or 'conversations', 'chosen' and 'rejected'"
@@ -87,7 +88,8 @@ class PreferenceParser:
             raise RowFault(
                 "{} and {} are equal, expected two different answers", *map(show_value, names)
             )
-        extras = _read_extras(record.get("input") if "input" in record else record)
+        is_openai = self.format == "openai_preference"
+        extras = _read_extras(record["input"] if is_openai else record)
         return tuple(
             Answer(_make_row(line, prompt, side, extras, number, name), place == 0)
             for place, (side, name) in enumerate(zip(sides, names, strict=True))
@@ -98,7 +100,7 @@ class PreferenceParser:
     ) -> tuple[list[Any], list[list[Any]]]:
         """Return the prompt, and both answers without it; all are lists of messages."""
         if self.format == "openai_preference":
-            given = record["input"]
+            given = record.get("input")
             if not isinstance(given, Mapping):
                 raise RowFault(
                     "'input' is {}, expected an object with 'messages'", show_value(given)
@@ -208,7 +210,7 @@ def _split_chats(sides: Sequence[list[Any]]) -> tuple[list[Any], list[list[Any]]
         num_shared += 1
     rest = [side[num_shared:] for side in sides]
     if not any(rest):
-        raise RowFault('"chosen" and "rejected" are equal, expected two different answers')
+        raise RowFault("'chosen' and 'rejected' are equal, expected two different answers")
     for side in rest:
         if not side or _find_role(side[0]) not in ("assistant", "gpt"):
             raise RowFault(
@@ -238,7 +240,9 @@ def _make_row(
         row = _PARSER.parse(line, {**extras, "messages": [*prompt, *answer]}, number)
     except RowFault as fault:
         raise RowFault(f"{name!r} with its prompt cannot be used: {{}}", fault) from fault
-    num_before = len(row.messages) - len(answer)
+    # One message of a chat in ShareGPT's shape may become several.
+    asked = _PARSER.parse(line, {**extras, "messages": [*prompt, _ANY_ANSWER]}, number)
+    num_before = len(asked.messages) - 1
     if row.messages[-1]["role"] != "assistant":
         raise RowFault(f"{name!r} ends with a message that is not the assistant's")
     learned = (*(False,) * num_before, *row.learned[num_before:])

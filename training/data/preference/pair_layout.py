@@ -37,6 +37,12 @@ class PairSample:
         return max(self.first.length, self.second.length)
 
     @property
+    def truncated_tokens(self) -> int:
+        """The tokens that were cut off its own answers: for KTO, off the first side."""
+        cut = self.first.truncated_tokens
+        return cut if self.verdict is not None else cut + self.second.truncated_tokens
+
+    @property
     def num_targets(self) -> int:
         """The learned tokens of both sides; 0 if a side has none, or if both are the same."""
         counts = self.first.num_targets, self.second.num_targets
@@ -91,7 +97,7 @@ class PairLayout:
     def make_batch(self, rows: Sequence[PairSample]) -> Any:
         """Return the rows as a record batch."""
         sides = [[row.first for row in rows], [row.second for row in rows]]
-        cut = [row.first.truncated_tokens + row.second.truncated_tokens for row in rows]
+        cut = [row.truncated_tokens for row in rows]
         columns = [
             pa.array([row.line for row in rows], pa.int64()),
             pa.array([row.number for row in rows], pa.int64()),

@@ -22,6 +22,8 @@ from training.data.text.formats import Row
 from training.data.text.reader import TextReader
 from training.spec import TrainingSpec
 
+_MAX_WAITING = 10_000  # answers in memory, until one to another prompt is read
+
 Encoded = tuple[PreferenceRow, PairSample | RowFault]
 
 
@@ -30,7 +32,7 @@ class PreferenceReader:
 
     `is_unpaired`: each answer becomes a row of its own, with the answer of the last row before it
     that has another prompt as its mismatched answer; the first rows have that of the first later
-    one. Then also rows with single answers are read.
+    one, and without `needs_mismatch` their own. Then also rows with single answers are read.
     """
 
     def __init__(
@@ -39,10 +41,14 @@ class PreferenceReader:
         spec: TrainingSpec,
         tokenizer: PreTrainedTokenizerBase,
         end_ids: tuple[int, ...],
+        max_length: int,
         *,
         is_unpaired: bool,
+        needs_mismatch: bool,
     ) -> None:
         self._source = source
+        self._max_length = max_length
+        self._needs_mismatch = needs_mismatch
         self._columns = spec.columns
         self._is_unpaired = is_unpaired
         self._texts = TextReader(source, spec, tokenizer, None, end_ids)
@@ -74,7 +80,9 @@ class PreferenceReader:
         """
         encoded = self._encode_answers(batches)
         if self._is_unpaired:
-            return _mismatch(encoded, self._source.name)
+            if not self._needs_mismatch:
+                return _repeat(encoded)
+            return _mismatch(encoded, self._source.name, self._max_length)
         return _pair(encoded)
 
     def describe(self) -> dict[str, Any]:
@@ -128,10 +136,25 @@ def _pair(
             yield row, PairSample(answers[0], answers[1])
 
 
-def _mismatch(
-    rows: Iterable[tuple[PreferenceRow, list[TokenSample] | RowFault]], name: str
+def _repeat(
+    rows: Iterable[tuple[PreferenceRow, list[TokenSample] | RowFault]],
 ) -> Iterator[Encoded]:
-    """Make each answer a row, with an answer to another prompt as its second side."""
+    """Make each answer a row, with itself as its second side."""
+    for row, answers in rows:
+        if isinstance(answers, RowFault):
+            yield row, answers
+            continue
+        for answer, parsed in zip(answers, row.answers, strict=True):
+            yield row, PairSample(answer, answer, parsed.is_desirable)
+
+
+def _mismatch(
+    rows: Iterable[tuple[PreferenceRow, list[TokenSample] | RowFault]], name: str, max_length: int
+) -> Iterator[Encoded]:
+    """Make each answer a row, with an answer to another prompt as its second side.
+
+    If only the second side is longer than `max_length`, it is truncated.
+    """
     waiting: list[tuple[PreferenceRow, TokenSample, bool]] = []
     recent: list[TokenSample] = []  # the last answer, and the last one to another prompt
     for row, answers in rows:
@@ -145,16 +168,25 @@ def _mismatch(
                 recent = [answer, *recent[1:]]
             waiting.append((row, answer, parsed.is_desirable))
             if len(recent) == 1:
+                if len(waiting) > _MAX_WAITING:
+                    raise _refuse_prompt(name, f"the first {_MAX_WAITING:,}")
                 continue
             for earlier, own, is_desirable in waiting:
                 other = recent[1] if _has_prompt_of(own, answer) else answer
-                yield earlier, PairSample(own, _join_mismatched(own, other), is_desirable)
+                yield (
+                    earlier,
+                    PairSample(own, _join_mismatched(own, other, max_length), is_desirable),
+                )
             waiting = []
     if waiting:
-        raise DataError(
-            f"{name}: all rows have the same prompt, and the loss 'kto' estimates its baseline "
-            "from prompts with the answers to other prompts: expected at least two prompts"
-        )
+        raise _refuse_prompt(name, "all")
+
+
+def _refuse_prompt(name: str, which: str) -> DataError:
+    return DataError(
+        f"{name}: {which} rows have the same prompt, and the loss 'kto' estimates its baseline "
+        "from prompts with the answers to other prompts: expected at least two prompts"
+    )
 
 
 def _find_answer(sample: TokenSample) -> int:
@@ -166,9 +198,13 @@ def _has_prompt_of(one: TokenSample, other: TokenSample) -> bool:
     return np.array_equal(prompt, other.input_ids[: _find_answer(other)])
 
 
-def _join_mismatched(own: TokenSample, other: TokenSample) -> TokenSample:
-    """Join the prompt of one row with the answer of another."""
+def _join_mismatched(own: TokenSample, other: TokenSample, max_length: int) -> TokenSample:
+    """Join the prompt of one row with the answer of another.
+
+    The result has at most `max_length` tokens if the first row has, and some of the answer.
+    """
     prompt, answer = slice(0, _find_answer(own)), slice(_find_answer(other), None)
     ids = np.concatenate([own.input_ids[prompt], other.input_ids[answer]])
     learned = np.concatenate([own.learned[prompt], other.learned[answer]])
-    return replace(own, input_ids=ids, learned=learned)
+    end = max_length if own.length <= max_length else None
+    return replace(own, input_ids=ids[:end], learned=learned[:end])

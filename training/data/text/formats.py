@@ -56,11 +56,18 @@ KNOWN_KEYS = tuple(
         key for keys in (*_NEEDED_KEYS.values(), *_OPTIONAL_KEYS.values()) for key in keys
     )
 )
+_OTHER_MARKS = frozenset(
+    {
+        "kto_tag",  # LLaMA-Factory
+        *("rejected_response", "rejected_messages"),  # ms-swift
+    }
+)
+"""Keys of preferences that task 'preference' does not know."""
 _PREFERENCE_KEYS = frozenset(
     {
-        *("chosen", "rejected", "kto_tag"),  # TRL, LLaMA-Factory
+        *("chosen", "rejected"),  # TRL
         *("preferred_output", "non_preferred_output"),  # OpenAI
-        *("rejected_response", "rejected_messages"),  # ms-swift
+        *_OTHER_MARKS,
     }
 )
 _VERDICTS = (True, False, 0, 1, "0", "1", "true", "false")
@@ -174,10 +181,11 @@ def _explain_refusal(key: str, value: Any, *, is_text: bool) -> str | None:
     verdict = value.strip().lower() if isinstance(value, str) else value
     is_verdict = isinstance(verdict, int | str) and verdict in _VERDICTS
     if key in _PREFERENCE_KEYS or (key == "label" and is_verdict and not is_text):
+        task = "" if key in _OTHER_MARKS else "train with task 'preference', or "
         return (
             f"it has {key!r}, which marks good and bad answers (DPO, KTO): without the mark bad "
-            "answers would be learned as good ones; train with task 'preference', or keep the good "
-            "answers alone, without this key"
+            f"answers would be learned as good ones; {task}keep the good answers alone, without "
+            "this key"
         )
     return None
 

@@ -47,7 +47,7 @@ def preview_rows(
     Rows that a fine-tune would drop are missing. `known` and the exceptions are those of
     `prepare_data`.
     """
-    data = PreferenceData(spec) if spec.task == "preference" else TextData(spec)
+    data = PreferenceData(spec, is_preview=True) if spec.task == "preference" else TextData(spec)
     source = open_train_sources(spec, known)[0].source
     reader: Any = data.open_reader(source, None)
     stream = RowStream(source, reader, data.max_length, spec.overlong)

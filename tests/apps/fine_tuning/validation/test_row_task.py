@@ -68,6 +68,21 @@ def test_rows_with_preferences_are_for_preference_tuning(layout: StorageLayout, 
     assert 0 < file["check"]["learned_share"] < 1
 
 
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [
+        ({"prompt": "one", "completion": "two", "chosen": None, "rejected": None}, None),
+        ({"text": "loan", "label": "yes", "rejected": False}, "sequence_classification"),
+    ],
+)
+def test_columns_named_as_answers_do_not_make_preferences(
+    layout: StorageLayout, row: Any, task: str | None
+) -> None:
+    file = check(layout, row, {**row, "label": "no"} if task else row)
+    assert (file["status"], file["status_details"]) == ("processed", None)
+    assert file["check"].get("task") == task
+
+
 def test_fault_of_a_preference_is_reported(layout: StorageLayout) -> None:
     file = check(layout, PAIR, {**PAIR, "rejected": "two"})
     assert file["status"] == "error"

@@ -122,7 +122,9 @@ async def test_clone_differs_only_in_changed_settings(
     assert "sufix" in refused.json()["error"]["message"]
 
 
-async def test_clone_keeps_the_method(client: httpx.AsyncClient, layout: StorageLayout) -> None:
+async def test_clone_keeps_the_method(
+    client: httpx.AsyncClient, layout: StorageLayout, file_id: str
+) -> None:
     pair = {"prompt": "one", "chosen": "two", "rejected": "three"}
     FileStore(layout).add("file-pairs", f"{json.dumps(pair)}\n".encode(), "pairs.jsonl")
     asked = {"n_epochs": 2, "beta": 0.3}
@@ -139,6 +141,9 @@ async def test_clone_keeps_the_method(client: httpx.AsyncClient, layout: Storage
     other = (await client.post(url, json={"hyperparameters": {"n_epochs": 3}})).json()
     found = other["method"]["dpo"]["hyperparameters"]
     assert (found["n_epochs"], found["beta"]) == (3, 0.3)
+    body = {"training": {"task": "causal_lm"}, "training_file": file_id}
+    other = (await client.post(url, json=body)).json()
+    assert (other["method"]["type"], other["training"]["epochs"]) == ("supervised", 2)
     own = {"task": "preference", "task_settings": {"loss": "ipo", "beta": 0.2}}
     first = await create(client, "file-pairs", training=own)
     url = f"{JOBS}/{first['id']}/clone"

@@ -47,6 +47,26 @@ def test_earlier_answers_are_not_learned() -> None:
     assert row.answers[0].row.learned == (False, False, False, True)
 
 
+def test_other_keys_may_have_names_of_openai() -> None:
+    assert parse({**PAIRS["texts"], "input": "a column"}).ignored == ("input",)
+    with pytest.raises(RowFault, match="^'input' is null, expected an object"):
+        parse({"preferred_output": [GOOD], "non_preferred_output": [BAD]})
+
+
+def test_results_of_tools_in_one_message_are_not_learned() -> None:
+    results = "<tool_response>1</tool_response><tool_response>2</tool_response>"
+    asked = [{"from": "human", "value": "When?"}]
+    answer = [
+        {"from": "gpt", "value": '<tool_call>{"name": "a", "arguments": {}}</tool_call>'},
+        {"from": "tool", "value": results},
+        {"from": "gpt", "value": "At nine."},
+    ]
+    row = parse({"conversations": asked, "chosen": answer, "rejected": [BAD]})
+    messages, learned = row.answers[0].row.messages, row.answers[0].row.learned
+    wanted = tuple(message["role"] == "assistant" for message in messages)
+    assert learned == wanted
+
+
 def test_single_answers_have_a_verdict() -> None:
     record = {"prompt": "When?", "completion": "No.", "label": False}
     row = parse(record, is_unpaired=True)
