@@ -33,9 +33,10 @@ from training.batching import BatchPlan, EpochPlan, plan_epoch
 from training.checkpoint.format import list_checkpoints
 from training.cluster.ray_train import CPU_WORKER_ENV
 from training.data.faults import RowFault
-from training.data.prepare import link_data, prepare_data
+from training.data.prepare import prepare_data
 from training.data.readers import RowFile
 from training.data.row_table import RowTable
+from training.data.run_tables import link_data
 from training.data.text.formats import KNOWN_KEYS, Row, choose_parser
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.deepspeed.config import build_deepspeed_config

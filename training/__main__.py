@@ -163,7 +163,7 @@ def _train_prepared(
     options: argparse.Namespace,
     console: Console,
 ) -> Path | None:
-    from training.data.prepare import link_data
+    from training.data.run_tables import link_data
     from training.monitoring.data_report import report_data
 
     run.path.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ from storage import durable
 from training.batching import BatchPlan, plan_evaluation
 from training.checkpoint.format import CheckpointError
 from training.data.faults import RowRole
-from training.data.prepare import name_references
 from training.data.row_table import RowTable
+from training.data.run_tables import name_references
 from training.engine import StepBatches
 from training.monitoring.journal import Journal
 from training.place import Place

@@ -222,7 +222,7 @@ class JobCreator:
         self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
     ) -> RunFolder:
         import_transformers()
-        from training.data.prepare import link_data
+        from training.data.run_tables import link_data
         from training.pipeline.architecture import check_architecture
         from training.preflight.adapter_check import count_learned_parameters
         from training.preflight.preflight import check_base_model

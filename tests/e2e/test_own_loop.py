@@ -37,7 +37,8 @@ from tests.tiny_vision import COLOURS, build_tiny_vit, draw_shape
 from tests.waiting import wait_until
 from training import launch
 from training.checkpoint.format import list_checkpoints
-from training.data.prepare import link_data, prepare_data
+from training.data.prepare import prepare_data
+from training.data.run_tables import link_data
 from training.deepspeed.cpu_op import ensure_cpu_op
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord

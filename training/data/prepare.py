@@ -6,8 +6,6 @@ is published.
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,36 +153,6 @@ def _compute_fingerprint(sources: Sequence[WeightedSource]) -> str:
 
 def _is_plain(sources: Sequence[WeightedSource]) -> bool:
     return len(sources) == 1 and sources[0].weight == 1
-
-
-def link_data(prepared: PreparedData, run_data: Path) -> None:
-    """Add the tables to a run's folder, as hard links if the file system allows it, else as copies.
-
-    So the run keeps its tables when the cache is emptied. Figures of earlier rows are removed.
-    """
-    run_data.mkdir(parents=True, exist_ok=True)
-    for figures in run_data.glob(name_references("*")):
-        figures.unlink()
-    for table, name in ((prepared.train, TRAIN_TABLE), (prepared.validation, VALIDATION_TABLE)):
-        target = (run_data / name).with_suffix(prepared.train.suffix)
-        target.unlink(missing_ok=True)
-        if table is not None:
-            _link_file(table, target)
-    summary = {key: value for key, value in prepared.summary.items() if key != "cache"}
-    durable.write_json(run_data / SUMMARY_FILE, summary)
-
-
-def name_references(role: str) -> str:
-    """Return the name of the file with the figures of the reference for the rows of a role."""
-    return f"references-{role}.safetensors"
-
-
-def _link_file(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
-        durable.fsync_file(target)
 
 
 @contextmanager

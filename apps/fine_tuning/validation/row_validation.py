@@ -131,7 +131,8 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
     `OSError` on a full disk, are raised, and the check is repeated.
     """
     import_transformers()
-    from training.data.prepare import link_data, prepare_data
+    from training.data.prepare import prepare_data
+    from training.data.run_tables import link_data
 
     run = find_run(layout, run_id)
     spec = run.read_spec()

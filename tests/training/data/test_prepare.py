@@ -12,8 +12,9 @@ from tests.tiny_model import CONTEXT_LENGTH
 from training.base_model import UnknownModelError
 from training.data import token_cache
 from training.data.faults import DataError
-from training.data.prepare import PreparedData, link_data, prepare_data
+from training.data.prepare import PreparedData, prepare_data
 from training.data.row_table import RowTable
+from training.data.run_tables import link_data
 from training.data.text.preview import preview_rows
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.data.token_cache import default_cache, prune_cache

@@ -9,7 +9,8 @@ import pytest
 
 from tests.tiny_vision import COLOURS, write_image_folder
 from training.data.faults import DataError
-from training.data.prepare import link_data, prepare_data
+from training.data.prepare import prepare_data
+from training.data.run_tables import link_data
 from training.monitoring.data_report import report_data
 from training.own_loop import records
 from training.run.folder import RunFolder

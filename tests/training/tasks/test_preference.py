@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from tests.tiny_model import build_tiny_model
 from training.data.faults import DataError
-from training.data.prepare import link_data, prepare_data
+from training.data.prepare import prepare_data
 from training.data.row_table import RowTable
+from training.data.run_tables import link_data
 from training.data.text.preview import preview_rows
 from training.model import load_model
 from training.spec import TrainingSpec

@@ -12,11 +12,12 @@ from tests.training.data.ray_data.test_window_tasks import Shard
 from training.batching import BatchPlan, plan_epoch
 from training.data.images.image_rows import IMAGE_LAYOUT
 from training.data.labelled.texts import LABELLED_LAYOUT
-from training.data.prepare import link_data, prepare_data
+from training.data.prepare import prepare_data
 from training.data.ray_data import spans
 from training.data.ray_data.streamed_rows import StreamedRows
 from training.data.ray_data.window_tasks import PrepareWindow
 from training.data.row_table import RowTable
+from training.data.run_tables import link_data
 from training.place import Place
 from training.spec import TrainingSpec
 from training.task import find_task

@@ -13,11 +13,12 @@ from tests.training.data.ray_data.test_check import CHAT, make_spec, write
 from training.batching import BatchPlan, EpochPlan, WindowPosition, plan_epoch, plan_evaluation
 from training.cluster.retry import is_transient
 from training.data.faults import ChangedRowsError, RowRole
-from training.data.prepare import link_data, prepare_data
+from training.data.prepare import prepare_data
 from training.data.ray_data.encoding import SpanEncoder
 from training.data.ray_data.streamed_rows import StreamedRows
 from training.data.ray_data.window_tasks import PrepareWindow
 from training.data.row_table import RowTable
+from training.data.run_tables import link_data
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.place import Place
 from training.spec import TrainingSpec
