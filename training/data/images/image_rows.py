@@ -21,7 +21,7 @@ from training.data.images.encoded_image import (
 )
 from training.data.images.image_folder import ImageFolder
 from training.data.images.image_zip import ImageZip
-from training.data.labelled.labels import LABEL_COLUMNS, check_columns, get_labels
+from training.data.labelled.labels import LABEL_COLUMNS, get_labels, list_columns
 from training.data.readers import RowFile, RowSource
 from training.data.row_table import Counts, read_list
 
@@ -46,7 +46,7 @@ def choose_image_columns(record: Any, mapped: Mapping[str, str]) -> ImageColumns
 
     Raises `DataError` that says what is missing.
     """
-    keys = check_columns(record, mapped, _KEYS)
+    keys = list_columns(record, mapped, _KEYS)
     image = mapped.get("image") or next((name for name in IMAGE_COLUMNS if name in keys), None)
     label = mapped.get("label") or next((name for name in LABEL_COLUMNS if name in keys), None)
     if image is None or label is None:

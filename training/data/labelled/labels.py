@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training.data.faults import DataError, RowFault, show_names, show_value
+from training.data.columns import check_columns
+from training.data.faults import DataError, RowFault, show_value
 from training.data.text.messages import parse_json
 
 LABEL_COLUMNS = ("label", "labels", "class", "category", "Quality")
@@ -11,23 +12,12 @@ _MAX_LABELS_PER_ROW = 1000
 _MAX_LABEL_CHARACTERS = 200
 
 
-def check_columns(record: Any, mapped: Mapping[str, str], known: Sequence[str]) -> list[str]:
-    """Return the columns of the first row; `mapped` are those that the spec names, by our keys.
-
-    Raises `DataError` for a key that is not `known`, and for a column that the row lacks.
-    """
+def list_columns(record: Any, mapped: Mapping[str, str], known: Sequence[str]) -> list[str]:
+    """Return the columns of the first row; raises `DataError` as `check_columns` does."""
     if not isinstance(record, Mapping):
         raise DataError(f"the first row is {show_value(record)}, expected an object or a table row")
     keys = [str(key) for key in record]
-    if unknown := sorted(set(mapped) - set(known)):
-        raise DataError(
-            f"columns has the keys {show_names(unknown)}; the keys are {show_names(known)}"
-        )
-    if missing := sorted(theirs for theirs in mapped.values() if theirs not in keys):
-        raise DataError(
-            f"columns names {show_names(missing)}, which the first row lacks; "
-            f"the columns there are {show_names(keys)}"
-        )
+    check_columns(keys, mapped, known)
     return keys
 
 

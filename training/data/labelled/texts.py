@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from model_files.tokenizer_faults import translate_faults
 from training.data.faults import DataError, RowFault, show_names, show_value
-from training.data.labelled.labels import LABEL_COLUMNS, check_columns, get_labels
+from training.data.labelled.labels import LABEL_COLUMNS, get_labels, list_columns
 from training.data.readers import RowSource
 from training.data.row_limits import MAX_TEXT_BYTES, check_size
 from training.data.row_table import Counts, make_lists, measure_lists, read_list
@@ -49,7 +49,7 @@ def choose_columns(record: Any, mapped: Mapping[str, str]) -> Columns:
 
     Raises `DataError` that says what is missing.
     """
-    keys = check_columns(record, mapped, _KEYS)
+    keys = list_columns(record, mapped, _KEYS)
     label = mapped.get("label") or next((name for name in LABEL_COLUMNS if name in keys), None)
     texts = _choose_texts(keys, mapped)
     if label is None or texts is None:

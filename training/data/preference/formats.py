@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from training.data.columns import check_columns
 from training.data.faults import DataError, RowFault, show_names, show_value
 from training.data.text.formats import Row, RowParser
 from training.data.text.messages import is_given
@@ -131,14 +132,7 @@ def choose_parser(
 ) -> PreferenceParser:
     """Choose the parser by the first row; raises `DataError` if it has none of our formats."""
     keys = list(record) if isinstance(record, Mapping) else []
-    if unknown := sorted(set(columns) - set(KNOWN_KEYS)):
-        known = show_names(sorted(KNOWN_KEYS))
-        raise DataError(f"columns has the keys {show_names(unknown)}; the keys are {known}")
-    if missing := sorted(theirs for theirs in columns.values() if theirs not in keys):
-        raise DataError(
-            f"columns names {show_names(missing)}, which the first row lacks; "
-            f"the columns there are {show_names(keys)}"
-        )
+    check_columns(keys, columns, sorted(KNOWN_KEYS))
     there = {*keys, *columns}
     found = recognise_format(there)
     if found is None or (found == "unpaired" and not allows_unpaired):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from training.data.columns import check_columns
 from training.data.faults import DataError, RowFault, show_names, show_value
 from training.data.row_limits import (
     MAX_DEPTH,
@@ -153,14 +154,7 @@ def choose_parser(
     Raises `DataError` if the row has none of our formats, or lacks a column that is mapped.
     """
     keys = list(record) if isinstance(record, Mapping) else []
-    if unknown := sorted(set(columns) - set(KNOWN_KEYS)):
-        known = show_names(sorted(KNOWN_KEYS))
-        raise DataError(f"columns has the keys {show_names(unknown)}; the keys are {known}")
-    if missing := sorted(theirs for theirs in columns.values() if theirs not in keys):
-        raise DataError(
-            f"columns names {show_names(missing)}, which the first row lacks; "
-            f"the columns there are {show_names(keys)}"
-        )
+    check_columns(keys, columns, sorted(KNOWN_KEYS))
     if format != "auto":
         return RowParser(format, columns)
     found = _recognise(columns) or _recognise([*keys, *columns])
