@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from model_files.json_files import find_object
+from model_files.weight_headers import ADAPTER_CONFIG_NAME
 
 # In addition to `*_file`. A string in `vocab` or `merges` is opened as a file; non-strings are the
 # vocabulary itself.
@@ -31,7 +32,6 @@ _LEFTOVERS = frozenset(
     }
 )
 _FILES = ("special_tokens_map.json", "added_tokens.json")
-_ADAPTER_NAME = "adapter_config.json"
 _SHARD_NAME = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 
 
@@ -41,7 +41,7 @@ def check_weight_files(directory: Path) -> None:
     Raises `ValueError` that names the file.
     """
     for path in sorted(directory.iterdir()):
-        if path.name == _ADAPTER_NAME or _SHARD_NAME.fullmatch(path.name):
+        if path.name == ADAPTER_CONFIG_NAME or _SHARD_NAME.fullmatch(path.name):
             raise ValueError(
                 f"{path.name} would have other weights loaded than those of model.safetensors and "
                 "its index; merge an adapter into its model, or consolidate the shards, and "

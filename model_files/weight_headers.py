@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from model_files.json_files import read_object
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
-_ADAPTER_NAME = "adapter_config.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OTHER_FORMATS = ("*.gguf", "*.h5", "*.msgpack", "*.onnx")
 _LENGTH_BYTES = 8
@@ -114,10 +114,10 @@ def _parse_tensor(tensor: Any) -> TensorHeader:
 def _explain_no_weights(directory: Path) -> str:
     """Return a message with the files found instead of weights, and what to do."""
     expected = f"expected {WEIGHTS_NAME}, or {INDEX_NAME} and its files"
-    if (directory / _ADAPTER_NAME).is_file():
+    if (directory / ADAPTER_CONFIG_NAME).is_file():
         return (
-            f"{directory.name!r} is an adapter ({_ADAPTER_NAME}) without the weights of its model; "
-            f"{expected}: merge it into its model with PEFT's merge_and_unload and save that"
+            f"{directory.name!r} is an adapter ({ADAPTER_CONFIG_NAME}) without the weights of its "
+            f"model; {expected}: merge it into its model with PEFT's merge_and_unload and save that"
         )
     for patterns, advice in (
         (

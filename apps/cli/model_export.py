@@ -23,11 +23,12 @@ from apps.client.client import ApiClient
 from apps.client.models import ArchiveFormat
 from apps.client.resources import Model
 from model_files.gguf.llama_cpp_tools import GgufConversionError, find_tools
+from model_files.weight_headers import ADAPTER_CONFIG_NAME
 
 Result = TypeVar("Result")
 _FORMATS: dict[str, ArchiveFormat] = {".tar": "tar", ".zip": "zip"}
 _GENERATING_TASK = "causal_lm"
-_CONFIG_NAME, _ADAPTER_NAME = "config.json", "adapter_config.json"
+_CONFIG_NAME = "config.json"
 _HEAD_BYTES = 1 << 20  # small files precede the weights in an archive
 
 
@@ -39,7 +40,7 @@ class ExportFormat(StrEnum):
 
 
 class WeightDtype(StrEnum):
-    """The dtypes of converted weights, keys of `training.export.weight_dtype.DTYPES`."""
+    """The dtypes of converted weights, keys of `training.model.DTYPES`."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -54,7 +55,7 @@ class _Exported(NamedTuple):
 
     @property
     def is_adapter(self) -> bool:
-        return _ADAPTER_NAME in self.files
+        return ADAPTER_CONFIG_NAME in self.files
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from serving.openai.validation_messages import translate_validation_error
 from storage.layout import MAX_ID_CHARACTERS
 from training.settings.preference_settings import MAX_BETA
 from training.settings.row_sources import MAX_TRAIN_FILES
+from training.settings.task_settings import PREFERENCE_TASK
 from training.spec import TrainingSpec
 from training.task import list_tasks
 
@@ -43,9 +44,6 @@ MAX_SETTINGS = 64
 
 HYPERPARAMETER_FIELDS = ("method", "hyperparameters")
 """Fields of a request with hyperparameters by OpenAI's names: the newer one, and the older one."""
-
-PREFERENCE_TASK = "preference"
-"""The task that the method 'dpo' trains."""
 
 _OUR_NAMES = {
     "n_epochs": "epochs",

@@ -11,7 +11,6 @@ from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
 from apps.fine_tuning.index.run_lookup import is_resumable
 from apps.fine_tuning.job_requests import (
     HYPERPARAMETER_FIELDS,
-    PREFERENCE_TASK,
     SERVER_SETTINGS,
     Auto,
     FineTuneRequest,
@@ -22,6 +21,7 @@ from training.run.folder import RunFolder
 from training.run.run_events import RunEvent
 from training.run.run_record import RunRecord, RunStatus
 from training.settings.preference_settings import PreferenceSettings
+from training.settings.task_settings import PREFERENCE_TASK
 from training.spec import TrainingSpec
 
 UNREADABLE_STATUS: Literal["unreadable"] = "unreadable"

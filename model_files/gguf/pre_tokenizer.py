@@ -11,7 +11,7 @@ _NEWLINES = {
     "behavior": "Isolated",
     "invert": False,
 }
-_NEWLINE = "\u010a"  # the character that stands for the byte of "\n" in a byte-level vocabulary
+_NEWLINE = "\u010a"  # represents the byte of "\n" in a byte-level vocabulary
 
 # The steps of tokenizer.json, and the name under which src/llama-vocab.cpp has the same regular
 # expressions in the same order: GPT-2's, and single digits before GPT-2's.

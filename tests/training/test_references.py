@@ -22,7 +22,7 @@ PLAN = BatchPlan("padded", 64, None, 1, 1, 0)
 
 
 class Counter:
-    """Stands for an engine and an objective: the figures of a batch are its rows' first tokens."""
+    """An engine and an objective whose figures of a batch are its rows' first tokens."""
 
     num_batches = 0
 

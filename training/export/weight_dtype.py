@@ -9,11 +9,11 @@ import torch
 from safetensors import safe_open
 
 from model_files.json_files import find_object
-from model_files.weight_headers import INDEX_NAME
+from model_files.weight_headers import INDEX_NAME, read_weight_headers
 from storage import durable
 from training.export.safetensors_file import SafetensorsFile, TensorEntry
+from training.model import DTYPES
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _CHUNK_ELEMENTS = 8 << 20
 _CONFIG_NAME = "config.json"
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -38,7 +38,7 @@ def convert_weights(directory: Path, dtype_name: str) -> None:
     for path in files:
         known[path.name] = _convert_file(path, dtype)
     _write_config(directory / _CONFIG_NAME, dtype)
-    _write_index_size(directory, files)
+    _write_index_size(directory)
     durable.seal_directory(directory, known)
 
 
@@ -102,17 +102,12 @@ def _replace_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _write_index_size(directory: Path, files: list[Path]) -> None:
+def _write_index_size(directory: Path) -> None:
     """Write the number of bytes of all tensors into the index, if there is one."""
     index = find_object(directory / INDEX_NAME, _MAX_INDEX_BYTES)
     if index is None or "total_size" not in (metadata := index.get("metadata") or {}):
         return
-    size = sum(path.stat().st_size - _read_header_bytes(path) for path in files)
+    size = sum(header.size_bytes for header in read_weight_headers(directory).values())
     durable.write_json(
         directory / INDEX_NAME, {**index, "metadata": {**metadata, "total_size": size}}
     )
-
-
-def _read_header_bytes(path: Path) -> int:
-    with path.open("rb") as file:
-        return 8 + int.from_bytes(file.read(8), "little")

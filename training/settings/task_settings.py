@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from training.spec import TrainingSpec
 
 DEFAULT_TASK = "causal_lm"
+PREFERENCE_TASK = "preference"
 
 
 def check_task(name: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.data.faults import DataError
+from training.settings.task_settings import PREFERENCE_TASK
 from training.spec import TrainingSpec
 from training.task import find_task
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from training.data.readers import KnownFile
 
 CLASSIFICATION_TASK = "sequence_classification"
-PREFERENCE_TASK = "preference"
 IMAGE_TASK = "image_classification"
 _PROMPT_KEYS = frozenset({"prompt", "input", "conversations"})
 _GENERATION_KEYS = frozenset(

@@ -12,6 +12,7 @@ from training.data.readers import KnownFile
 from training.data.row_stream import RowStream
 from training.data.sources import open_train_sources
 from training.data.text.encoding import TokenSample
+from training.settings.task_settings import PREFERENCE_TASK
 from training.spec import TrainingSpec
 from training.tasks.causal_lm import TextData
 from training.tasks.preference import PreferenceData
@@ -47,7 +48,7 @@ def preview_rows(
     Rows that a fine-tune would drop are missing. `known` and the exceptions are those of
     `prepare_data`.
     """
-    data = PreferenceData(spec, is_preview=True) if spec.task == "preference" else TextData(spec)
+    data = PreferenceData(spec, is_preview=True) if spec.task == PREFERENCE_TASK else TextData(spec)
     source = open_train_sources(spec, known)[0].source
     reader: Any = data.open_reader(source, None)
     stream = RowStream(source, reader, data.max_length, spec.overlong)
