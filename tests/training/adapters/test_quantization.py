@@ -48,7 +48,7 @@ def test_arguments_of_transformers() -> None:
         ({"zero_stage": 3}, "zero_stage is 3, .*: set zero_stage to 0, 1 or 2, or strategy to"),
         ({"strategy": "pipeline", "zero_stage": 1}, "adapter is set, and a pipeline"),
         ({"accelerator": "cpu"}, "which needs GPUs, and accelerator is 'cpu': set it to 'auto'"),
-        ({"task": "sequence_classification"}, "for language models, and task is 'sequence_clas"),
+        ({"task": "sequence_classification"}, "for task 'causal_lm', and task is 'sequence_clas"),
         ({"adapter": {"init": "pissa"}}, "adapter.init is 'pissa', which needs weights that are"),
         ({"adapter": {"modules_to_save": ["lm_head"]}}, r"modules_to_save is \['lm_head'\]"),
         ({"quantization": "fp4"}, "quantization"),
