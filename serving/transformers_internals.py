@@ -14,6 +14,9 @@ transformers documents continuous batching as one method of a model; serving nee
 `GenerationOutput`                the tokens of a request so far, and its end
 `PagedAttentionCache`, `FULL_ATTENTION`
                                   keys and values of all requests, which attention on a CPU reads
+`prepare_batch_tensors`           is called before each pass with its requests, in the order of rows
+`search_prefix_match`, `mark_complete_blocks`
+                                  find and register pages of the cache by their tokens
 `sdpa_attention_forward`          the attention that serving computes separately for each request
 `config._attn_implementation`     the name of the attention that a model uses
 """
@@ -55,6 +58,7 @@ __all__ = [
     "OutputRouter",
     "PagedAttentionCache",
     "accepts_requests",
+    "call_before_pass",
     "call_before_update",
     "count_active_requests",
     "count_cache_tokens",
@@ -63,6 +67,7 @@ __all__ = [
     "find_cache_use",
     "list_processors",
     "register_scheduler",
+    "salt_shared_pages",
     "sdpa_attention_forward",
 ]
 
@@ -97,6 +102,45 @@ def call_before_update(
         update()
 
     processor.update_batch = handle_and_update
+
+
+def call_before_pass(
+    manager: ContinuousBatchingManager, handle_requests: Callable[[list[tuple[str, int]]], None]
+) -> None:
+    """Call a function with the id and the number of tokens of each request before each pass.
+
+    The requests are in the order of their tokens. Call it after `warmup` of the manager, and before
+    `start`.
+    """
+    inputs: Any = manager.batch_processor.inputs_and_outputs  # type: ignore[union-attr]
+    prepare = inputs.prepare_batch_tensors
+
+    def handle_and_prepare(requests_in_batch: list[FutureRequestState], **settings: Any) -> None:
+        handle_requests([(one.state.request_id, one.query_length) for one in requests_in_batch])
+        prepare(requests_in_batch=requests_in_batch, **settings)
+
+    inputs.prepare_batch_tensors = handle_and_prepare
+
+
+def salt_shared_pages(
+    manager: ContinuousBatchingManager, salt: Callable[[str, list[int]], list[int]]
+) -> None:
+    """Look pages of the cache up by `salt(request id, token ids)` instead of the token ids.
+
+    Requests share the pages of a common prefix, which are found by hashes of the ids. Call it after
+    `warmup` of the manager, and before `start`.
+    """
+    cache: Any = manager.batch_processor.cache  # type: ignore[union-attr]
+    search = cache.search_prefix_match
+    cache.search_prefix_match = lambda request_id, ids: search(request_id, salt(request_id, ids))
+    for allocator in cache.cache_allocators.values():
+        allocator.mark_complete_blocks = _salt_marking(allocator.mark_complete_blocks, salt)
+
+
+def _salt_marking(
+    mark: Callable[[str, list[int], int], None], salt: Callable[[str, list[int]], list[int]]
+) -> Callable[[str, list[int], int], None]:
+    return lambda request_id, ids, num_new: mark(request_id, salt(request_id, ids), num_new)
 
 
 def accepts_requests(manager: ContinuousBatchingManager) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
+from serving.adapters.adapter_bank import AdapterBank
 from serving.cpu.paged_attention import use_attention_by_request
 from serving.engine.logits_processors import build_processors
 from serving.engine.messages import Likelihood
@@ -16,8 +17,10 @@ from serving.transformers_internals import (
     FutureRequestState,
     GenerationOutput,
     OutputRouter,
+    call_before_pass,
     call_before_update,
     register_scheduler,
+    salt_shared_pages,
 )
 
 UNLIKELY = -9999.0
@@ -106,6 +109,7 @@ def start_manager(
     vocab_size: int,
     recorder: LikelihoodRecorder,
     deliver: Deliver,
+    adapters: AdapterBank,
 ) -> ContinuousBatchingManager:
     """Start the generating thread; block until the cache and the CUDA graphs are ready.
 
@@ -129,6 +133,8 @@ def start_manager(
         recorder.reserve(num_rows, vocab_size, model.device)
     manager.warmup()  # allocates the cache in this thread, so that its errors are raised here
     call_before_update(manager, recorder.record)
+    call_before_pass(manager, adapters.set_batch)
+    salt_shared_pages(manager, adapters.salt)
     manager.start()
     return manager
 

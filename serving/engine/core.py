@@ -8,9 +8,12 @@ from pathlib import Path
 from transformers import ContinuousBatchingConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from model_files.end_ids import list_end_ids
+from serving.adapters.adapter_bank import AdapterBank
 from serving.cpu.packed_linear import pack_linear_layers
 from serving.engine.continuous_batching import LikelihoodRecorder, start_manager
 from serving.engine.messages import (
+    AdapterLoading,
+    AdapterUnloading,
     Generation,
     Likelihood,
     ModelFacts,
@@ -18,11 +21,12 @@ from serving.engine.messages import (
     Report,
     ReportHandler,
     Scoring,
+    find_adapter,
 )
 from serving.engine.process_settings import prepare_process
 from serving.engine.prompt_logprobs import score_tokens
-from serving.engine.sampling import Sampling
 from serving.errors import EngineDeadError
+from serving.loading.generation_defaults import find_sampling
 from serving.loading.loading import load_model
 from serving.settings import EngineSettings
 from serving.transformers_internals import (
@@ -70,10 +74,16 @@ class EngineCore:
         self._scored: set[str] = set()
         self._lock = threading.Lock()
         self._scoring = threading.Lock()
+        self._adapters = AdapterBank(model, settings.page_size)
         vocab_size = int(model.config.get_text_config().vocab_size)
         try:
             self.manager = start_manager(
-                model, _configure_batching(settings), vocab_size, self._likelihoods, self._deliver
+                model,
+                _configure_batching(settings),
+                vocab_size,
+                self._likelihoods,
+                self._deliver,
+                self._adapters,
             )
         except (MemoryError, ValueError, RuntimeError) as exc:
             name = Path(model.name_or_path).name
@@ -82,7 +92,7 @@ class EngineCore:
             context_length=_find_context_length(model, self.manager),
             vocab_size=vocab_size,
             eos_ids=tuple(sorted(list_end_ids(model.generation_config, tokenizer))),
-            sampling=_find_sampling(model),
+            sampling=find_sampling(model.generation_config),
         )
 
     def is_alive(self) -> bool:
@@ -100,7 +110,7 @@ class EngineCore:
             request_id=command.request_id,
             max_new_tokens=command.num_new_tokens,
             streaming=command.is_streamed,
-            eos_token_id=list(self.facts.eos_ids) or -1,
+            eos_token_id=list(command.end_ids) or -1,
             **command.sampling.to_processor_kwargs(self.facts.vocab_size),
         )
         # If the thread died after its last read of the queue, it never sees this request.
@@ -119,6 +129,15 @@ class EngineCore:
         # between two operators instead of spinning. With two threads on two cores that cost a third
         # of the tokens per second.
         threading.Thread(target=self._score, args=[command], name="score").start()
+
+    def load_adapter(self, command: AdapterLoading) -> None:
+        """Start to load an adapter, which ends with a report; generation continues."""
+        # A thread that ends, as in `score`.
+        threading.Thread(target=self._load_adapter, args=[command], name="load-adapter").start()
+
+    def unload_adapter(self, command: AdapterUnloading) -> None:
+        """Free the memory of an adapter that no request uses."""
+        self._adapters.unload(command.number)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any kind, if it has not ended; its progress is no longer reported."""
@@ -165,14 +184,26 @@ class EngineCore:
         tokens = output.generated_tokens[num_reported:]
         return Progress(request_id, tokens, likelihoods, is_finished, output.error)
 
+    def _load_adapter(self, command: AdapterLoading) -> None:
+        error: str | None = None
+        try:
+            self._adapters.load(command.number, command.path)
+        except EngineDeadError as exc:
+            error = exc.message
+        except Exception as exc:  # a file can fail in any way, and the model keeps serving
+            logger.exception("adapter %s could not be loaded", command.path.name)
+            error = f"adapter {command.path.name!r} cannot be loaded: {exc}"
+        self._report([Progress(command.request_id, (), (), True, error)])
+
     def _score(self, command: Scoring) -> None:
+        adapter = find_adapter(command.request_id)
         likelihoods: list[Likelihood] = []
         error: str | None = None
         try:
             with self._scoring:
                 runs = score_tokens(self._model, command.token_ids, command.num_top)
                 while command.request_id in self._scored:
-                    with self.manager.pause():
+                    with self.manager.pause(), self._adapters.use(adapter):
                         if not (run := next(runs, [])):
                             break
                     likelihoods += run
@@ -199,15 +230,3 @@ def _find_context_length(model: PreTrainedModel, manager: ContinuousBatchingMana
     num_cache_tokens = count_cache_tokens(manager)
     own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min(own or num_cache_tokens, num_cache_tokens)
-
-
-def _find_sampling(model: PreTrainedModel) -> Sampling:
-    """Return the sampling settings of the model's generation config; greedy if it has none."""
-    own = model.generation_config
-    if own is None:
-        return Sampling(temperature=0.0)
-    return Sampling(
-        temperature=(own.temperature or 1.0) if own.do_sample else 0.0,
-        top_p=1.0 if own.top_p is None else own.top_p,
-        top_k=own.top_k or 0,
-    )

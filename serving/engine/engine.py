@@ -1,16 +1,21 @@
 """The engine: one loaded model that serves many requests at once with continuous batching."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from serving.engine.chat_encoder import ChatEncoder
 from serving.engine.detokenize import AnswerReader, TokenDecoder
 from serving.engine.messages import (
+    AdapterLoading,
+    AdapterUnloading,
     Generation,
     Likelihood,
     ModelFacts,
@@ -32,6 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TOKENIZER_NAME = "tokenizer.json"
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+
 
 class Core(Protocol):
     """The computing part of an engine, in this process or another."""
@@ -47,6 +55,12 @@ class Core(Protocol):
     def score(self, command: Scoring) -> None:
         """Start to score a text; raises `EngineDeadError` if the core has stopped."""
 
+    def load_adapter(self, command: AdapterLoading) -> None:
+        """Start to load an adapter; raises `EngineDeadError` if the core has stopped."""
+
+    def unload_adapter(self, command: AdapterUnloading) -> None:
+        """Free the memory of an adapter that no request uses."""
+
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any kind, if it has not ended."""
 
@@ -56,6 +70,8 @@ class Core(Protocol):
 
 class Engine:
     """A loaded model with a text interface; its `Core` does the computation.
+
+    An adapter of the model is an engine too, which shares the core and its batch (`open_adapter`).
 
     `prompts` encodes and checks prompts, `requests` has the capacity. Use all methods from one
     event loop, except `start` and `close`, which block.
@@ -68,18 +84,24 @@ class Engine:
         start_core: Callable[[ReportHandler], Core],
     ) -> None:
         self._settings = settings
-        self._tokenizer = tokenizer
-        self._token_decoder = TokenDecoder(tokenizer)
-        self._chats = ChatEncoder(tokenizer, RenderLimits())
+        self._adapter = 0  # the number of the adapter; 0 for the model itself
+        self._adapter_numbers = itertools.count(1)
         self.requests = PendingRequests(settings)
         self._core = start_core(self.requests.deliver)
         self._facts = self._core.facts
-        self.prompts = PromptEncoder(tokenizer, self._chats, self._facts)
+        self._set_tokenizer(tokenizer)
         try:
             self._chats.start()  # the fork server that it needs is ready by now
         except EngineDeadError:
             self._core.close()
             raise
+
+    def _set_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self._token_decoder = TokenDecoder(tokenizer)
+        self._chats = ChatEncoder(tokenizer, RenderLimits())
+        self._owns_chats = True
+        self.prompts = PromptEncoder(tokenizer, self._chats, self._facts)
 
     @classmethod
     def start(cls, path: Path, settings: EngineSettings) -> "Engine":
@@ -115,8 +137,49 @@ class Engine:
 
     def close(self) -> None:
         """Fail running requests and free the weights; block until done."""
-        self._chats.close()
-        self._core.close()
+        if self._owns_chats:
+            self._chats.close()
+        if self._adapter:
+            self._core.unload_adapter(AdapterUnloading(self._adapter))
+        else:
+            self._core.close()
+
+    async def open_adapter(self, path: Path, base_path: Path) -> "Engine":
+        """Load an adapter of this engine's model; return an engine that generates with it.
+
+        It shares this engine's process, batch and capacity, and must be closed before this one. It
+        has a tokenizer of its own only if that in the adapter's directory differs from the model's
+        in `base_path`. Raises `EngineDeadError` if the adapter does not fit the model.
+        """
+        number = next(self._adapter_numbers)
+        defaults = await asyncio.to_thread(_read_defaults, path, base_path, self._facts)
+        adapted = copy(self)
+        adapted._adapter, adapted._facts = number, defaults.facts
+        adapted._owns_chats = False
+        await self._load_adapter(number, path)
+        try:
+            if defaults.tokenizer is not None:
+                adapted._set_tokenizer(defaults.tokenizer)
+                await asyncio.to_thread(adapted._chats.start)
+        except BaseException:
+            self._core.unload_adapter(AdapterUnloading(number))
+            raise
+        return adapted
+
+    async def _load_adapter(self, number: int, path: Path) -> None:
+        timeout_s = self._settings.request_timeout_s
+        progress = None
+        with self.requests.register(timeout_s, self._core.cancel) as request:
+            self._core.load_adapter(AdapterLoading(request.id, number, path))
+            try:
+                (progress, *_) = await request.receive()
+            finally:
+                if progress is None:  # cancelled, or too late
+                    self._core.unload_adapter(AdapterUnloading(number))
+        if progress is None:
+            raise EngineDeadError(f"adapter {path.name!r} was not loaded within {timeout_s:g} s")
+        if progress.error is not None:
+            raise EngineDeadError(progress.error)
 
     def fill_sampling(
         self,
@@ -178,9 +241,10 @@ class Engine:
         likelihoods: list[Likelihood] = []
         started = time.monotonic()
         piece: Piece | None = None
-        with self.requests.register(timeout_s, self._core.cancel) as request:
+        with self.requests.register(timeout_s, self._core.cancel, self._adapter) as request:
+            end_ids = self._facts.eos_ids
             self._core.generate(
-                Generation(request.id, prompt_ids, num_new_tokens, sampling, is_streamed)
+                Generation(request.id, prompt_ids, num_new_tokens, sampling, is_streamed, end_ids)
             )
             while not answer.is_finished:
                 if piece is not None:
@@ -210,7 +274,7 @@ class Engine:
         """
         self.prompts.check_tokens(token_ids, num_free=0)
         timeout_s = self._settings.request_timeout_s if timeout_s is None else timeout_s
-        with self.requests.register(timeout_s, self._core.cancel) as request:
+        with self.requests.register(timeout_s, self._core.cancel, self._adapter) as request:
             self._core.score(Scoring(request.id, token_ids, num_top))
             (progress, *_) = await request.receive()
         if progress is None:
@@ -221,3 +285,41 @@ class Engine:
             )
         likelihoods = [None, *progress.likelihoods]
         return await asyncio.to_thread(self._token_decoder.describe_all, token_ids, likelihoods)
+
+
+class _AdapterDefaults(NamedTuple):
+    """What an adapter's directory has beside its weights; `tokenizer` is None for the model's."""
+
+    facts: ModelFacts
+    tokenizer: "PreTrainedTokenizerBase | None"
+
+
+def _read_defaults(path: Path, base_path: Path, facts: ModelFacts) -> _AdapterDefaults:
+    """Read the tokenizer of an adapter, and its defaults of generation, if it has any.
+
+    Raises `EngineDeadError` if they cannot be read, or the tokenizer has ids that the model lacks.
+    """
+    from model_files.end_ids import list_end_ids
+    from serving.loading.generation_defaults import find_sampling
+    from serving.loading.loading import load_own_generation_config, load_tokenizer
+
+    if not (path / _TOKENIZER_NAME).is_file():
+        return _AdapterDefaults(facts, None)
+    tokenizer = load_tokenizer(path)
+    if (highest := max(tokenizer.get_vocab().values())) >= facts.vocab_size:
+        raise EngineDeadError(
+            f"adapter {path.name!r} cannot be loaded: its tokenizer has the id {highest}, and the "
+            f"vocabulary of its base model has {facts.vocab_size} tokens"
+        )
+    own = load_own_generation_config(path)
+    if own is not None:
+        ids = tuple(sorted(list_end_ids(own, tokenizer)))
+        facts = replace(facts, eos_ids=ids, sampling=find_sampling(own))
+    names = (_TOKENIZER_NAME, *_TOKENIZER_SETTINGS)
+    is_same = all(_read_text(path / name) == _read_text(base_path / name) for name in names)
+    return _AdapterDefaults(facts, None if is_same else tokenizer)
+
+
+def _read_text(path: Path) -> bytes | None:
+    """Return the content of a file; None if there is none."""
+    return path.read_bytes() if path.is_file() else None

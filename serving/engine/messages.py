@@ -43,6 +43,8 @@ class Generation:
     sampling: Sampling
     is_streamed: bool
     """Whether to report every token, or all tokens together at the end."""
+    end_ids: Sequence[int]
+    """The tokens that end the answer."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,36 @@ class Cancellation:
     request_id: str
 
 
-Command = Generation | Scoring | Cancellation
+@dataclass(frozen=True)
+class AdapterLoading:
+    """A request to load the adapter in a directory under a number, which has no progress."""
+
+    request_id: str
+    number: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class AdapterUnloading:
+    """A request to free the memory of an adapter; nothing is reported."""
+
+    number: int
+
+
+Command = Generation | Scoring | Cancellation | AdapterLoading | AdapterUnloading
+
+
+def name_request(number: int, adapter: int) -> str:
+    """Return the id of a request; it carries the number of its adapter, 0 for none.
+
+    So the adapter is known wherever the id is, as long as anything refers to the request.
+    """
+    return f"request-{number}@{adapter}" if adapter else f"request-{number}"
+
+
+def find_adapter(request_id: str) -> int:
+    """Return the number of the adapter in an id of `name_request`."""
+    return int(request_id.rpartition("@")[2]) if "@" in request_id else 0
 
 
 class Progress(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from serving.engine.messages import Progress, Report
+from serving.engine.messages import Progress, Report, name_request
 from serving.errors import InvalidRequestError, OverloadedError
 from serving.settings import EngineSettings
 
@@ -90,10 +90,15 @@ class PendingRequests:
         )
 
     @contextmanager
-    def register(self, timeout_s: float, cancel: Callable[[str], None]) -> Iterator[PendingRequest]:
-        """Register a new request for the core's reports; call `cancel` unless it has finished."""
+    def register(
+        self, timeout_s: float, cancel: Callable[[str], None], adapter: int = 0
+    ) -> Iterator[PendingRequest]:
+        """Register a new request for the core's reports; call `cancel` unless it has finished.
+
+        `adapter` is the number of the request's adapter, 0 for the model itself.
+        """
         loop = asyncio.get_running_loop()
-        request = PendingRequest(f"request-{next(self._numbers)}", loop)
+        request = PendingRequest(name_request(next(self._numbers), adapter), loop)
         deadline = loop.call_later(timeout_s, request.queue.put_nowait, None)
         self._pending[request.id] = request
         self._num_active += 1

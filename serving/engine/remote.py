@@ -15,6 +15,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from serving.engine.messages import (
+    AdapterLoading,
+    AdapterUnloading,
     Cancellation,
     Command,
     Generation,
@@ -74,6 +76,15 @@ class RemoteCore:
     def score(self, command: Scoring) -> None:
         """Start to score a text; raises `EngineDeadError` if the process has ended."""
         self._send(command)
+
+    def load_adapter(self, command: AdapterLoading) -> None:
+        """Start to load an adapter; raises `EngineDeadError` if the process has ended."""
+        self._send(command)
+
+    def unload_adapter(self, command: AdapterUnloading) -> None:
+        """Free the memory of an adapter that no request uses, if the process is alive."""
+        with suppress(EngineDeadError):
+            self._send(command)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any kind; reports already in transit may still arrive."""

@@ -16,6 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from serving.engine.core import EngineCore, LoadedWeights, read_model
 from serving.engine.messages import (
+    AdapterLoading,
+    AdapterUnloading,
     Command,
     Generation,
     Inspection,
@@ -85,6 +87,8 @@ def _serve_engine(connection: Connection) -> None:
                 raise
             except Exception as exc:  # other requests must not fail with this one
                 logger.exception("a request failed before it started")
+                if isinstance(command, AdapterUnloading):
+                    continue
                 core.cancel(command.request_id)
                 send_report(Report([Progress(command.request_id, (), (), True, str(exc))]))
 
@@ -124,6 +128,10 @@ def _execute(core: EngineCore, command: Command) -> None:
         core.generate(command)
     elif isinstance(command, Scoring):
         core.score(command)
+    elif isinstance(command, AdapterLoading):
+        core.load_adapter(command)
+    elif isinstance(command, AdapterUnloading):
+        core.unload_adapter(command)
     else:
         core.cancel(command.request_id)
 

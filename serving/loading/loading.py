@@ -7,7 +7,12 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from model_files import loading
 from serving.cpu.packed_linear import pack_linear_layers
@@ -25,10 +30,7 @@ def load_model(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     Raises `EngineDeadError` if the files cannot be read, or if a weight is missing, unexpected or
     of another shape: transformers would continue with random values for it.
     """
-    try:
-        generation_config = loading.load_generation_config(path)
-    except _FAULTS as exc:
-        raise _describe_fault(path, exc) from exc
+    generation_config = _load_generation_config(path)
     task = find_served_task(DEFAULT_TASK)
     model = _load_weights(path, AutoModelForCausalLM, task, generation_config=generation_config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,6 +60,21 @@ def _load_weights(path: Path, auto_class: Any, task: ServedTask, **settings: Any
         raise _describe_fault(path, exc) from exc
     check_loading_report(path.name, task.select_mismatches(report, model))
     return model.eval()
+
+
+def load_own_generation_config(path: Path) -> GenerationConfig | None:
+    """Load the generation settings of an adapter's directory; None if it has none.
+
+    Raises `EngineDeadError` for a file that cannot be read.
+    """
+    return _load_generation_config(path) if (path / loading.GENERATION_NAME).is_file() else None
+
+
+def _load_generation_config(path: Path) -> GenerationConfig:
+    try:
+        return loading.load_generation_config(path)
+    except _FAULTS as exc:
+        raise _describe_fault(path, exc) from exc
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

@@ -1,0 +1,125 @@
+"""The adapters of one loaded model, by number, and the adapter of each row of a forward pass."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import cycle
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from serving.adapters.adapted_linear import ADAPTABLE, AdaptedLinear, RowAdapters
+from serving.adapters.adapter_file import LayerFactors, read_adapter
+from serving.engine.messages import find_adapter
+from serving.errors import EngineDeadError
+
+
+class AdapterBank:
+    """Adds adapters to a model, each under a number; requests name theirs in their ids.
+
+    A layer of the model is replaced when the first adapter changes it: models without adapters
+    compute as before. `load` and `unload` may be called from any thread, the other methods from
+    the thread that computes.
+    """
+
+    def __init__(self, model: Any, page_size: int) -> None:
+        self._model = model
+        self._page_size = page_size
+        self._rows = RowAdapters()
+        self._loaded: set[int] = set()
+        self._unwanted: set[int] = set()  # unloaded before they were loaded
+        self._lock = Lock()
+
+    def load(self, number: int, directory: Path) -> None:
+        """Load an adapter; raises `EngineDeadError` if it does not fit the model."""
+        if self._model.device.type != "cpu":
+            raise EngineDeadError(
+                f"adapter {directory.name!r} cannot be loaded: adapters are served on CPUs only, "
+                "and this server has a GPU; merge it into its base model"
+            )
+        factors = read_adapter(directory)
+        with self._lock:
+            if number in self._unwanted:
+                self._unwanted.remove(number)
+                return
+            try:
+                self._add(number, factors)
+                self._loaded.add(number)
+            except EngineDeadError as exc:
+                self._remove(number)
+                raise EngineDeadError(
+                    f"adapter {directory.name!r} cannot be loaded: {exc.message}; merge it into "
+                    "its base model, or train it again"
+                ) from exc
+
+    def unload(self, number: int) -> None:
+        """Free the memory of an adapter that no request uses, once it is loaded."""
+        with self._lock:
+            if number in self._loaded:
+                self._loaded.remove(number)
+                self._remove(number)
+            else:
+                self._unwanted.add(number)
+
+    def set_batch(self, requests: Sequence[tuple[str, int]]) -> None:
+        """Set the requests of the next pass, in order: pairs of an id and a number of rows."""
+        self._rows.set([(find_adapter(request_id), rows) for request_id, rows in requests])
+
+    @contextmanager
+    def use(self, number: int) -> Iterator[None]:
+        """Compute the passes in the body with one adapter for all rows; 0 is the model itself."""
+        self._rows.set([(number, 1)])
+        try:
+            yield
+        finally:
+            self._rows.set([])
+
+    def salt(self, request_id: str, token_ids: list[int]) -> list[int]:
+        """Return the token ids by which the cache finds pages that a request may share.
+
+        The keys and values of the same tokens differ between adapters, so the ids must differ too.
+        """
+        if not (number := find_adapter(request_id)):
+            return token_ids
+        bits = cycle(_list_bits(number, self._page_size))
+        return [token_id ^ more for token_id, more in zip(token_ids, bits, strict=False)]
+
+    def _add(self, number: int, factors: Mapping[str, LayerFactors]) -> None:
+        # All layers are looked up first, so that an adapter that does not fit replaces none.
+        layers = {name: self._find_layer(name) for name in factors}
+        for name, layer in layers.items():
+            if not isinstance(layer, AdaptedLinear):
+                layer = AdaptedLinear(layer, self._rows)
+                self._model.set_submodule(name, layer)
+            try:
+                layer.add(number, factors[name])
+            except EngineDeadError as exc:
+                raise EngineDeadError(f"{name!r}: {exc.message}") from exc
+
+    def _find_layer(self, name: str) -> Any:
+        try:
+            layer = self._model.get_submodule(name)
+        except AttributeError:
+            raise EngineDeadError(f"the model has no layer {name!r}, which it changes") from None
+        if not isinstance(layer, (AdaptedLinear, *ADAPTABLE)):
+            raise EngineDeadError(
+                f"it changes {name!r}, a {type(layer).__name__}; expected a linear layer"
+            )
+        return layer
+
+    def _remove(self, number: int) -> None:
+        for module in self._model.modules():
+            if isinstance(module, AdaptedLinear):
+                module.remove(number)
+
+
+@lru_cache(maxsize=1024)
+def _list_bits(number: int, page_size: int) -> tuple[int, ...]:
+    """Return 31 bits for each position of a page, different for each adapter.
+
+    Ids of tokens have fewer than 20 bits: the pages of two adapters have equal ids only if the
+    other bits are equal at every position of a page.
+    """
+    source = random.Random(number)  # noqa: S311 - no secret
+    return tuple(source.getrandbits(31) for _ in range(page_size))
