@@ -16,6 +16,7 @@ from serving.errors import (
     ServingError,
 )
 from serving.handover_outcomes import HandoverOutcomes
+from serving.loaded_models import list_used
 from serving.metrics import GeneratorMetrics
 from serving.model_pool import ModelPool
 from serving.store.handover_log import HandoverLog
@@ -66,7 +67,7 @@ class AliasWatcher:
         self._poll_s = poll_s
         self._targets: dict[str, _Target] = {}
         self._desired: dict[str, str] = {}  # the ids of the models that aliases should point to
-        self._moving_to: dict[str, str] = {}  # the ids of the models that aliases are moving to
+        self._moving_to: dict[str, StoredModel] = {}  # the models that aliases are moving to
         self._moves: dict[str, asyncio.Task[None]] = {}
         self._has_polled = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._watch())
@@ -122,8 +123,8 @@ class AliasWatcher:
 
     def _pin_targets(self) -> None:
         """Evict the models that aliases use or are moving to after all other models."""
-        serving = {target.model.id for target in self._targets.values()}
-        self._models.pin({*serving, *self._moving_to.values()})
+        serving = [target.model for target in self._targets.values()]
+        self._models.pin([*serving, *self._moving_to.values()])
 
     async def _watch(self) -> None:
         unreadable = ""
@@ -142,7 +143,11 @@ class AliasWatcher:
                 self._has_polled.set()
             self._models.evict_dead()
             self._metrics.record_load(
-                {one.stored.id: one.engine.find_load() for one in self._models.list_loaded()}
+                {
+                    one.stored.id: one.engine.find_load()
+                    for one in self._models.list_loaded()
+                    if not one.stored.is_adapter  # the load of a base is also its adapters'
+                }
             )
             await asyncio.sleep(self._poll_s)
 
@@ -159,9 +164,6 @@ class AliasWatcher:
                 self._moves[alias] = task
 
     async def _hand_over(self, alias: str, model_id: str) -> None:
-        # The new model has no requests yet: it must not be evicted before the alias points to it.
-        self._moving_to[alias] = model_id
-        self._pin_targets()
         before = self._targets.get(alias)
         old = None if before is None else before.model
         try:
@@ -169,6 +171,9 @@ class AliasWatcher:
             if model.served_task.answers != "text":  # requests for the alias are refused now
                 self._forget(alias)
                 return
+            # It has no requests yet: it must not be evicted before the alias points to it.
+            self._moving_to[alias] = model
+            self._pin_targets()
             if old is None:  # no model serves the alias, so do not wait for the lock
                 has_moved = await self._move(alias, None, model)
             else:
@@ -191,7 +196,8 @@ class AliasWatcher:
                 self._outcomes.record(alias, "moved", model_id, old, "it answers from now on")
                 await self._notify_router(model)
         finally:
-            del self._moving_to[alias], self._moves[alias]
+            self._moving_to.pop(alias, None)
+            del self._moves[alias]
             self._pin_targets()
 
     async def _move(self, alias: str, old: StoredModel | None, model: StoredModel) -> bool:
@@ -204,7 +210,11 @@ class AliasWatcher:
         else:
             self._point(alias, model)
             return True
-        if others := [name for name in self.list_aliases(old.id) if name != alias]:
+        if others := [
+            name
+            for name, target in sorted(self._targets.items())
+            if name != alias and old.id in list_used(target.model)
+        ]:
             raise OverloadedError(f"{reason}; and {others[0]!r} still answers with {old.id!r}")
         await asyncio.to_thread(model.verify)  # before requests are queued
         self._outcomes.record(alias, "draining", model.id, old, reason)

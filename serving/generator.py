@@ -66,10 +66,13 @@ class GeneratorReplica:
         layout = open_storage(settings.storage)
         fork_server.start()  # so that it imports its libraries while this process imports its own
         max_bytes = settings.max_loaded_bytes or find_default_budget(settings.max_replicas)
-        self._models = ModelPool(settings.engine, settings.max_loaded_models, max_bytes)
+        store = ModelStore(layout)
+        self._models = ModelPool(
+            settings.engine, settings.max_loaded_models, max_bytes, store.get_base
+        )
         self._metrics = GeneratorMetrics(log_texts=settings.log_texts)
         self._watcher = AliasWatcher(
-            ModelStore(layout),
+            store,
             self._models,
             metrics=self._metrics,
             log=HandoverLog(layout.store.handovers, settings.max_handover_log_bytes),
@@ -138,7 +141,7 @@ class GeneratorReplica:
             LoadedModelStatus(
                 model_id=loaded.stored.id,
                 aliases=tuple(self._watcher.list_aliases(loaded.stored.id)),
-                num_active=loaded.engine.num_active,
+                num_active=self._models.count_active(loaded),
                 context_length=loaded.engine.context_length,
             )
             for loaded in self._models.list_loaded()

@@ -26,6 +26,8 @@ class LoadedModel:
 class LoadedModels:
     """Loaded models by id; a leased model is never idle, and a pinned one is evicted last.
 
+    The base model of an adapter is leased with it, and evicted with all its adapters.
+
     Use from one event loop only; engines are closed in other threads.
     """
 
@@ -43,6 +45,10 @@ class LoadedModels:
     def add(self, loaded: LoadedModel) -> None:
         """Add a model that has been loaded."""
         self._loaded[loaded.stored.id] = loaded
+
+    def has(self, model_id: str | None) -> bool:
+        """Return whether a model with this id is loaded."""
+        return model_id in self._loaded
 
     def find(self, model: StoredModel) -> LoadedModel | None:
         """Return the engine of exactly this model, or None.
@@ -69,14 +75,20 @@ class LoadedModels:
         """Return how many requests use a model, whether or not it is loaded yet."""
         return self._num_leases[model_id]
 
-    def add_lease(self, model_id: str) -> None:
-        """Count one more request that uses a model."""
-        self._num_leases[model_id] += 1
+    def add_lease(self, model: StoredModel) -> None:
+        """Count one more request that uses a model, and its base if it is an adapter."""
+        self._num_leases.update(list_used(model))
 
-    def end_lease(self, model_id: str) -> None:
+    def end_lease(self, model: StoredModel) -> None:
         """Count one request less that uses a model."""
-        self._num_leases[model_id] -= 1
+        self._num_leases.subtract(list_used(model))
         self._lease_ended.set()
+
+    def record_use(self, model: StoredModel) -> None:
+        """Record that a model has been used until now."""
+        for model_id in list_used(model):
+            if (loaded := self._loaded.get(model_id)) is not None:
+                loaded.last_used = time.monotonic()
 
     async def wait_until_idle(self, model_id: str) -> None:
         """Wait until no request uses a model."""
@@ -93,6 +105,9 @@ class LoadedModels:
         """Remove a model, if it is loaded, and close its engine in a thread."""
         if (loaded := self._loaded.pop(model_id, None)) is None:
             return
+        for other in self.list_all():
+            if model_id in list_used(other.stored):
+                self.evict(other.stored.id)
         logger.info("evicting model %s", model_id)
         # Not a task: one that has not begun would be cancelled with the loop, and close nothing.
         closing = asyncio.get_running_loop().run_in_executor(None, loaded.engine.close)
@@ -108,3 +123,9 @@ class LoadedModels:
         """Close every engine; block until done."""
         while self._loaded:
             self._loaded.popitem()[1].engine.close()
+
+
+def list_used(model: StoredModel) -> list[str]:
+    """Return the ids of the models that a request for a model uses: its own, and its base's."""
+    base = model.lineage.base_model if model.is_adapter else None
+    return [model.id] if base is None else [model.id, base]

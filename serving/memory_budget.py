@@ -4,7 +4,7 @@ import asyncio
 
 from serving.engine.remote import inspect_in_fork
 from serving.errors import EngineDeadError, EngineLostError, InvalidRequestError
-from serving.loading.memory import estimate_memory
+from serving.loading.memory import estimate_adapter_memory, estimate_memory
 from serving.settings import EngineSettings
 from serving.store.stored_model import StoredModel
 
@@ -50,7 +50,14 @@ class MemoryEstimates:
         assert isinstance(size_bytes, int), "only for a model that can be loaded"
         return size_bytes
 
+    def get_by_id(self, model_id: str | None) -> int:
+        """Return the bytes of the model with this id; 0 if `estimate` has not returned them."""
+        sizes = [size for (name, _), size in self._found.items() if name == model_id]
+        return max((size for size in sizes if isinstance(size, int)), default=0)
+
     def _measure(self, model: StoredModel) -> int:
+        if model.is_adapter:
+            return estimate_adapter_memory(model.path)
         return estimate_memory(inspect_in_fork(model.path), self._settings)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from serving.engine.engine import Engine
 from serving.engine.remote import fork_server
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, EngineDeadError, OverloadedError
-from serving.loaded_models import LoadedModel, LoadedModels
+from serving.loaded_models import LoadedModel, LoadedModels, list_used
 from serving.memory_budget import MemoryEstimates, format_gb
 from serving.settings import EngineSettings
 from serving.store.stored_model import StoredModel
@@ -27,6 +27,7 @@ _LOAD_RETRY_AFTER_S = 5
 class _Loading:
     """A model that is being loaded."""
 
+    model: StoredModel
     task: asyncio.Task[LoadedModel]
     size_bytes: int
 
@@ -42,11 +43,20 @@ class _Draining:
 class ModelPool:
     """Keeps at most `max_loaded` engines in `max_bytes` and evicts idle engines, LRU first.
 
-    Use from one event loop only; loading and closing run in other threads.
+    An adapter is loaded on the engine of its base model, which `find_base` returns, and does not
+    count towards `max_loaded`. A base model is in use while one of its adapters is. Use from one
+    event loop only; loading and closing run in other threads.
     """
 
-    def __init__(self, settings: EngineSettings, max_loaded: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        max_loaded: int,
+        max_bytes: int,
+        find_base: Callable[[StoredModel], StoredModel],
+    ) -> None:
         self._settings = settings
+        self._find_base = find_base
         self._max_loaded = max_loaded
         self._max_bytes = max_bytes
         self._loaded = LoadedModels()
@@ -61,9 +71,18 @@ class ModelPool:
         """List the loaded models, sorted by id."""
         return self._loaded.list_all()
 
-    def pin(self, model_ids: Collection[str]) -> None:
-        """Set the models that aliases use; they are evicted last."""
-        self._loaded.pin(model_ids)
+    def count_active(self, loaded: LoadedModel) -> int:
+        """Return how many answers of a model are running or queued; for an adapter, requests.
+
+        The answers of its adapters count as those of a model.
+        """
+        if loaded.stored.is_adapter:
+            return self._loaded.count_leases(loaded.stored.id)
+        return loaded.engine.num_active
+
+    def pin(self, models: Iterable[StoredModel]) -> None:
+        """Set the models that aliases use; they and the bases of adapters are evicted last."""
+        self._loaded.pin({model_id for model in models for model_id in list_used(model)})
         self._evict_excess()
 
     def evict_dead(self) -> None:
@@ -81,13 +100,14 @@ class ModelPool:
         requests use this model, `EngineDeadError` if the model does not load,
         `DeadlineExceededError` if loading takes more than `timeout_s`.
         """
-        num_leases = self._loaded.count_leases(model.id)
-        if num_leases >= self._settings.capacity:
-            raise OverloadedError(
-                f"{num_leases} requests are with model {model.id!r} or wait for it",
-                retry_after_s=1,
-            )
-        self._loaded.add_lease(model.id)
+        for model_id in list_used(model):
+            num_leases = self._loaded.count_leases(model_id)
+            if num_leases >= self._settings.capacity:
+                raise OverloadedError(
+                    f"{num_leases} requests are with model {model_id!r} or wait for it",
+                    retry_after_s=1,
+                )
+        self._loaded.add_lease(model)
         lock = None
         try:
             lock = model.lock_shared()
@@ -100,11 +120,11 @@ class ModelPool:
                         f"model {model.id!r} was not loaded within {timeout_s:g} s"
                     ) from exc
             yield loaded
-            loaded.last_used = time.monotonic()
+            self._loaded.record_use(model)
         finally:
             if lock is not None:
                 lock.close()
-            self._loaded.end_lease(model.id)
+            self._loaded.end_lease(model)
             self._evict_excess()
 
     async def load(self, model: StoredModel, *, beside: bool = False) -> LoadedModel:
@@ -121,9 +141,9 @@ class ModelPool:
             if model.id not in self._loading:  # no other task has started to load it meanwhile
                 if (loaded := self._loaded.find(model)) is not None:
                     return loaded
-                self._evict_for(model.id, size_bytes, beside=beside)
-                task = asyncio.create_task(self._load(model, size_bytes))
-                self._loading[model.id] = _Loading(task, size_bytes)
+                self._evict_for(model, size_bytes, beside=beside)
+                task = asyncio.create_task(self._load(model, size_bytes, beside=beside))
+                self._loading[model.id] = _Loading(model, task, size_bytes)
         # Shielded: other requests may wait for the same engine.
         return await asyncio.shield(self._loading[model.id].task)
 
@@ -143,7 +163,10 @@ class ModelPool:
             if loaded.stored.id not in {*evictable, old.id}
         ]
         remaining += [loading.size_bytes for loading in self._loading.values()]
-        return sum(remaining) + self._estimates.get(new) <= self._max_bytes
+        needed = self._estimates.get(new)
+        if new.is_adapter and not self._loaded.has(base := new.lineage.base_model):
+            needed += self._estimates.get_by_id(base)
+        return sum(remaining) + needed <= self._max_bytes
 
     async def replace(
         self, old: StoredModel, new: StoredModel, is_still_wanted: Callable[[], bool]
@@ -179,7 +202,8 @@ class ModelPool:
 
         Raises `DeadlineExceededError`, and `OverloadedError` if too many requests wait already.
         """
-        if (draining := self._draining.get(model.id)) is None:
+        found = (self._draining.get(model_id) for model_id in list_used(model))
+        if (draining := next(filter(None, found), None)) is None:
             return False
         if draining.num_waiting >= self._settings.capacity:
             raise OverloadedError(
@@ -202,14 +226,14 @@ class ModelPool:
         self._is_closed = True
         self._loaded.close()
 
-    async def _load(self, model: StoredModel, size_bytes: int) -> LoadedModel:
+    async def _load(self, model: StoredModel, size_bytes: int, *, beside: bool) -> LoadedModel:
         started = time.monotonic()
         try:
-            await self._loaded.wait_until_closed()
             with model.lock_shared():
-                await run_in_new_thread(_verify, model)
-                self._check_open()
-                engine = await asyncio.to_thread(Engine.start, model.path, self._settings)
+                if model.is_adapter:
+                    engine = await self._open_adapter(model, beside=beside)
+                else:
+                    engine = await self._start_engine(model)
             try:
                 # The first pass through a model is its slowest; no request should wait for it.
                 async for _ in engine.generate([0], Sampling(max_new_tokens=1)):
@@ -225,34 +249,54 @@ class ModelPool:
         logger.info("loaded model %s in %.1f s", model.id, time.monotonic() - started)
         return loaded
 
+    async def _start_engine(self, model: StoredModel) -> Engine:
+        await self._loaded.wait_until_closed()
+        await run_in_new_thread(_verify, model)
+        self._check_open()
+        return await asyncio.to_thread(Engine.start, model.path, self._settings)
+
+    async def _open_adapter(self, adapter: StoredModel, *, beside: bool) -> Engine:
+        base = await asyncio.to_thread(self._find_base, adapter)
+        self._loaded.add_lease(base)  # it must not be evicted before the adapter is loaded
+        try:
+            loaded = await self.load(base, beside=beside)
+            await run_in_new_thread(_verify, adapter)
+            self._check_open()
+            return await loaded.engine.open_adapter(adapter.path, base.path)
+        finally:
+            self._loaded.end_lease(base)
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineDeadError("the replica is shutting down")
 
-    def _evict_for(self, model_id: str, size_bytes: int, *, beside: bool) -> None:
+    def _evict_for(self, model: StoredModel, size_bytes: int, *, beside: bool) -> None:
         """Evict the models that must be evicted to load another.
 
         Raises `OverloadedError`, and evicts none, if that is not enough.
         """
+        used = list_used(model)
         candidates = [
             idle
             for idle in self._loaded.list_idle()
             if not (beside and self._loaded.is_pinned(idle.stored.id))
+            and idle.stored.id not in used
         ]
         sizes = [loaded.size_bytes for loaded in self._loaded.list_all()]
         sizes += [loading.size_bytes for loading in self._loading.values()]
-        num_free = self._max_loaded - len(sizes)
+        num_free = self._max_loaded - self._count_models()
+        needs_place = not (beside or model.is_adapter)
         free_bytes = self._max_bytes - sum(sizes)
         num_evicted = 0
-        while (num_free < 1 and not beside) or free_bytes < size_bytes:
+        while (num_free < 1 and needs_place) or free_bytes < size_bytes:
             if num_evicted == len(candidates):
                 raise OverloadedError(
-                    f"model {model_id!r} is not loaded, and there is no room for it beside the "
+                    f"model {model.id!r} is not loaded, and there is no room for it beside the "
                     f"models that are busy: {self._max_loaded} may be loaded, and take "
                     f"{format_gb(self._max_bytes)}",
                     retry_after_s=_LOAD_RETRY_AFTER_S,
                 )
-            num_free += 1
+            num_free += not candidates[num_evicted].stored.is_adapter
             free_bytes += candidates[num_evicted].size_bytes
             num_evicted += 1
         for candidate in candidates[:num_evicted]:
@@ -260,10 +304,17 @@ class ModelPool:
 
     def _evict_excess(self) -> None:
         """Evict idle models that no alias uses while more than `max_loaded` are loaded."""
-        num_excess = max(0, len(self._loaded.list_all()) - self._max_loaded)
-        for idle in self._loaded.list_idle()[:num_excess]:
-            if not self._loaded.is_pinned(idle.stored.id):
-                self._loaded.evict(idle.stored.id)
+        num_excess = max(0, self._count_models() - self._max_loaded)
+        idle = [one.stored for one in self._loaded.list_idle() if not one.stored.is_adapter]
+        for model in idle[:num_excess]:
+            if not self._loaded.is_pinned(model.id):
+                self._loaded.evict(model.id)
+
+    def _count_models(self) -> int:
+        """Return how many models are loaded or loading, without adapters."""
+        loaded = [one.stored for one in self._loaded.list_all()]
+        loading = [one.model for one in self._loading.values()]
+        return sum(not model.is_adapter for model in loaded + loading)
 
 
 def _verify(model: StoredModel) -> None:

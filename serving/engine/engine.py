@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from serving.adapters.adapter_defaults import read_defaults
 from serving.engine.chat_encoder import ChatEncoder
 from serving.engine.detokenize import AnswerReader, TokenDecoder
 from serving.engine.messages import (
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
-_TOKENIZER_NAME = "tokenizer.json"
-_TOKENIZER_SETTINGS = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
 class Core(Protocol):
@@ -152,7 +149,7 @@ class Engine:
         in `base_path`. Raises `EngineDeadError` if the adapter does not fit the model.
         """
         number = next(self._adapter_numbers)
-        defaults = await asyncio.to_thread(_read_defaults, path, base_path, self._facts)
+        defaults = await asyncio.to_thread(read_defaults, path, base_path, self._facts)
         adapted = copy(self)
         adapted._adapter, adapted._facts = number, defaults.facts
         adapted._owns_chats = False
@@ -285,41 +282,3 @@ class Engine:
             )
         likelihoods = [None, *progress.likelihoods]
         return await asyncio.to_thread(self._token_decoder.describe_all, token_ids, likelihoods)
-
-
-class _AdapterDefaults(NamedTuple):
-    """What an adapter's directory has beside its weights; `tokenizer` is None for the model's."""
-
-    facts: ModelFacts
-    tokenizer: "PreTrainedTokenizerBase | None"
-
-
-def _read_defaults(path: Path, base_path: Path, facts: ModelFacts) -> _AdapterDefaults:
-    """Read the tokenizer of an adapter, and its defaults of generation, if it has any.
-
-    Raises `EngineDeadError` if they cannot be read, or the tokenizer has ids that the model lacks.
-    """
-    from model_files.end_ids import list_end_ids
-    from serving.loading.generation_defaults import find_sampling
-    from serving.loading.loading import load_own_generation_config, load_tokenizer
-
-    if not (path / _TOKENIZER_NAME).is_file():
-        return _AdapterDefaults(facts, None)
-    tokenizer = load_tokenizer(path)
-    if (highest := max(tokenizer.get_vocab().values())) >= facts.vocab_size:
-        raise EngineDeadError(
-            f"adapter {path.name!r} cannot be loaded: its tokenizer has the id {highest}, and the "
-            f"vocabulary of its base model has {facts.vocab_size} tokens"
-        )
-    own = load_own_generation_config(path)
-    if own is not None:
-        ids = tuple(sorted(list_end_ids(own, tokenizer)))
-        facts = replace(facts, eos_ids=ids, sampling=find_sampling(own))
-    names = (_TOKENIZER_NAME, *_TOKENIZER_SETTINGS)
-    is_same = all(_read_text(path / name) == _read_text(base_path / name) for name in names)
-    return _AdapterDefaults(facts, None if is_same else tokenizer)
-
-
-def _read_text(path: Path) -> bytes | None:
-    """Return the content of a file; None if there is none."""
-    return path.read_bytes() if path.is_file() else None

@@ -72,3 +72,14 @@ def estimate_memory(memory: ModelMemory, settings: EngineSettings) -> int:
     copy = 0 if torch.cuda.is_available() else memory.tied_head_bytes
     tokenizers = 2 * memory.tokenizer_bytes
     return PROCESS_BYTES + memory.weight_bytes + copy + cache + tokenizers
+
+
+def estimate_adapter_memory(directory: Path) -> int:
+    """Estimate the bytes that an adapter needs beside its base model, from its files.
+
+    Its factors are in memory once more while they are in the batch (`serving.adapters`), and its
+    tokenizer counts whether or not it is the base model's.
+    """
+    weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    tokenizer = directory / "tokenizer.json"
+    return 2 * weights + (tokenizer.stat().st_size if tokenizer.is_file() else 0)

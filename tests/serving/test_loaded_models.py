@@ -33,9 +33,10 @@ def test_leased_models_are_not_idle_and_pinned_ones_are_last(
         model = store.add(tiny_model, model_id)
         models.add(LoadedModel(model, engine, 1, last_used=-number))
     models.pin(["pinned"])
-    models.add_lease("leased")
+    leased = store.get("leased")
+    models.add_lease(leased)
     assert [idle.stored.id for idle in models.list_idle()] == ["older", "newer", "pinned"]
-    models.end_lease("leased")
+    models.end_lease(leased)
     assert [idle.stored.id for idle in models.list_idle()] == [
         "older",
         "newer",

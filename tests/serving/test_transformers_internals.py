@@ -12,6 +12,7 @@ from transformers import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.requests import RequestState
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
 
+from serving.adapters.adapter_bank import AdapterBank
 from serving.engine.continuous_batching import LikelihoodRecorder, start_manager
 from serving.loading.loading import load_model
 from serving.transformers_internals import (
@@ -48,7 +49,8 @@ def manager(tiny_model: Path) -> Iterator[ContinuousBatchingManager]:
         pass
 
     vocab_size = int(model.config.vocab_size)
-    manager = start_manager(model, config, vocab_size, LikelihoodRecorder(), ignore)
+    bank = AdapterBank(model, page_size=32)
+    manager = start_manager(model, config, vocab_size, LikelihoodRecorder(), ignore, bank)
     yield manager
     manager.stop(block=True, timeout=30.0, hard_stop=True)
     manager.destroy()

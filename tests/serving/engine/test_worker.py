@@ -121,7 +121,7 @@ async def test_failed_request_does_not_affect_other_requests(tiny_model: Path) -
     async with aclosing(engine.generate([5], LONG)) as pieces:
         await anext(pieces)
         with engine.requests.register(DEADLINE_S, core.cancel) as request:
-            core.generate(Generation(request.id, wrong, 3, Sampling(), False))
+            core.generate(Generation(request.id, wrong, 3, Sampling(), False, ()))
             (progress,) = await request.receive()
         assert progress is not None
         assert "not iterable" in (progress.error or "")
