@@ -28,7 +28,7 @@ async def ensure_model(services: Services, principal: Principal, name: str) -> N
     that takes longer than `WAIT_S`, 409 if the publication failed, 403 if the checkpoint is not
     published and the key lacks the permission to publish it.
     """
-    if _NAME.fullmatch(name) is None or services.models.has(name):
+    if _NAME.fullmatch(name) is None or services.models.find(name) is not None:
         return
     found = await asyncio.to_thread(_find_checkpoint, services, name)
     if found is None:
@@ -51,8 +51,11 @@ async def ensure_model(services: Services, principal: Principal, name: str) -> N
 
 async def _wait_for(services: Services, name: str, job_id: str) -> None:
     deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not services.models.has(name):
-        if not _is_being_published(services.layout, job_id, name) and not services.models.has(name):
+    while services.models.find(name) is None:
+        if (
+            not _is_being_published(services.layout, job_id, name)
+            and services.models.find(name) is None
+        ):
             message = f"{name!r} could not be created from its checkpoint; the events of job "
             raise ApiError(409, f"{message}{job_id!r} contain the reason", param="model")
         if asyncio.get_running_loop().time() > deadline:

@@ -164,7 +164,7 @@ class UpstreamProxy:
     def _find_candidates(self, name: str) -> list[StoredModel]:
         """List the models that a name may resolve to, the preferred one first."""
         alias: Alias | None = None
-        if not self._models.has(name):
+        if self._models.find(name) is None:
             alias = self._models.read_aliases().get(name)
         if alias is None:
             return [self._models.resolve(name)]

@@ -122,6 +122,6 @@ def _wait_for(store: ModelStore, model_id: str) -> StoredModel:
     if model_id in store.read_aliases():
         raise ValueError(f"{model_id!r} is an alias; name the model that it points to")
     deadline = time.monotonic() + BASE_MODEL_TIMEOUT_S
-    while not store.has(model_id) and time.monotonic() < deadline:
+    while store.find(model_id) is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return store.get(model_id)

@@ -6,6 +6,8 @@ from pathlib import Path
 from threading import Lock
 
 from model_files.json_files import read_object
+from model_files.weight_headers import ADAPTER_CONFIG_NAME
+from serving.errors import EngineDeadError
 from serving.served_task import DEFAULT_TASK, find_model_task
 from serving.store.lineage import Lineage, read_lineage, trace_root
 from serving.store.stored_model import StoredModel, read_edition
@@ -52,8 +54,41 @@ class ModelReader:
         except DamagedFileError as exc:  # a lineage is optional, so the model stays visible
             lineage, fault = Lineage(), exc
         created_at = edition[1] // 10**9 if lineage.created_at is None else lineage.created_at
-        task = self._read_task(path)
-        return StoredModel(model_id, path, created_at, lineage, edition, fault, task)
+        is_adapter = (path / ADAPTER_CONFIG_NAME).is_file()
+        task = DEFAULT_TASK if is_adapter else self._read_task(path)
+        return StoredModel(model_id, path, created_at, lineage, edition, fault, task, is_adapter)
+
+    def get_base(self, adapter: StoredModel) -> StoredModel:
+        """Return the model that an adapter was made for.
+
+        Raises `EngineDeadError` if there is none, or it is not the one that the lineage names.
+        """
+        try:
+            lineage = adapter.require_lineage()
+        except DamagedFileError as exc:
+            raise EngineDeadError(
+                f"the base model of adapter {adapter.id!r} is unknown: {exc}; delete the adapter "
+                "and add it again"
+            ) from exc
+        base_id, revision = lineage.base_model, lineage.base_model_revision
+        if base_id is None or revision is None:
+            raise EngineDeadError(
+                f"adapter {adapter.id!r} names no base model: its {LINEAGE_NAME} has no "
+                "'base_model' and 'base_model_revision'; delete it and add it again, naming one"
+            )
+        base = self.find(base_id)
+        if base is None or not base.exists():
+            raise EngineDeadError(
+                f"adapter {adapter.id!r} needs its base model {base_id!r}, which does not exist; "
+                "add that model again"
+            )
+        if base.is_adapter or base.revision != revision:
+            found = "an adapter itself" if base.is_adapter else f"now another ({base.revision})"
+            raise EngineDeadError(
+                f"adapter {adapter.id!r} is for model {base_id!r} of revision {revision}, which is "
+                f"{found}; delete the adapter and add it again under another name, with its base"
+            )
+        return base
 
     def find_root(self, model: StoredModel) -> str:
         """Return the id of the base model at the root of a model's lineage."""

@@ -125,9 +125,9 @@ class ModelStore:
             raise ModelNotFoundError(f"no model or alias is called {name!r}; {_list_names(self)}")
         return self.get(alias.model_id)
 
-    def has(self, model_id: str) -> bool:
-        """Return whether a model with this id is published."""
-        return self.find(model_id) is not None
+    def get_base(self, adapter: StoredModel) -> StoredModel:
+        """Return an adapter's base model; raises `EngineDeadError` if it is not in the store."""
+        return self.reader.get_base(adapter)
 
     def read_aliases(self) -> dict[str, Alias]:
         """Return all aliases by name; empty before the first alias is set."""
@@ -150,7 +150,7 @@ class ModelStore:
                     f"{model.task!r}; choose another alias"
                 )
                 raise InvalidRequestError(message, param="model", code="wrong_task")
-            if self.has(alias):
+            if self.find(alias) is not None:
                 message = f"{alias!r} is the id of a model and cannot be an alias too"
                 raise InvalidRequestError(message, param="name")
             if alias != LATEST_ALIAS:
@@ -164,7 +164,7 @@ class ModelStore:
         no earlier model to roll back to.
         """
         with self._aliases.change() as change:
-            return change.roll_back(alias, self.has)
+            return change.roll_back(alias, lambda model_id: self.find(model_id) is not None)
 
     def remove_alias(self, alias: str) -> None:
         """Remove an alias; its history stays on record. Raises `ModelNotFoundError`."""

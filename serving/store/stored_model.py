@@ -24,6 +24,9 @@ class StoredModel:
 
     `task` is the name of what it does, one of `serving.served_task.list_served_tasks`.
 
+    An adapter has only the weights that are added to those of its base model, which
+    `ModelStore.get_base` finds by the lineage.
+
     `edition` distinguishes the model from a deleted one with the same id. `lineage_fault` is the
     reason if the lineage is empty although the file exists.
     """
@@ -35,11 +38,17 @@ class StoredModel:
     edition: tuple[int, int] = field(repr=False)
     lineage_fault: DamagedFileError | None = field(default=None, repr=False, compare=False)
     task: str = DEFAULT_TASK
+    is_adapter: bool = False
 
     @cached_property
     def fingerprint(self) -> str:
         """A short fingerprint of the content: a hash of the manifest, which has all file hashes."""
         return f"fp_{durable.hash_file(self.path / durable.MANIFEST_NAME)[:12]}"
+
+    @cached_property
+    def revision(self) -> str:
+        """The hash of the content as lineages name it, `base_model_revision` of what it is for."""
+        return read_revision(self.path)
 
     @property
     def served_task(self) -> ServedTask:
@@ -100,6 +109,11 @@ class StoredModel:
             raise EngineDeadError(
                 f"model {self.id!r} needs a newer version of Tuneserve: {exc.reason}"
             ) from exc
+
+
+def read_revision(path: Path) -> str:
+    """Return the hash of a published model's content, as `training.base_model` records it."""
+    return f"sha256:{durable.hash_file(path / durable.MANIFEST_NAME)}"
 
 
 def read_edition(path: Path) -> tuple[int, int]:

@@ -176,7 +176,7 @@ def test_killed_export_leaves_no_partial_model(layout: StorageLayout, run: RunFo
             model.verify()
             load_model(model.path)
         assert store.resolve("latest").id == "tiny"
-        if store.has("mine"):
+        if store.find("mine") is not None:
             store.delete("mine")
     assert publish_in_child(layout, run, "mine") == 0
     store.get("mine").verify()

@@ -193,7 +193,7 @@ async def test_model_on_upstream_is_not_deleted(
     stub.models = ["third"]
     await wait_for_listing(stub)
     store.delete("second")
-    assert not store.has("second")
+    assert store.find("second") is None
 
 
 async def test_model_on_second_upstream_is_not_deleted(

@@ -125,4 +125,4 @@ async def test_run_with_unreadable_lineage_of_published_model_fails(
     assert record.error is not None
     assert record.error.code == "lineage_unreadable"
     assert "its format is 2.0" in record.error.message
-    assert services.models.has(model_id)
+    assert services.models.find(model_id) is not None

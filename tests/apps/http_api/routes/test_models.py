@@ -327,7 +327,7 @@ async def test_model_with_unusable_chat_template_is_refused(
     message = await read_message(await put(client, "a", make_tar(source)), 400)
     assert "the chat template" in message
     assert reason in message
-    assert not services.models.has("a")
+    assert services.models.find("a") is None
 
 
 async def test_taken_or_invalid_model_id_is_refused(
@@ -399,7 +399,7 @@ async def test_completed_upload_is_published_after_client_disconnects(
         await task
     may_continue.set()
     with anyio.fail_after(60):
-        while not services.models.has("a") or list(services.layout.models.glob(".upload-*")):
+        while services.models.find("a") is None or list(services.layout.models.glob(".upload-*")):
             await anyio.sleep(0.01)
     services.models.get("a").verify()
 
