@@ -112,7 +112,7 @@ def call_before_pass(
     The requests are in the order of their tokens. Call it after `warmup` of the manager, and before
     `start`.
     """
-    inputs: Any = manager.batch_processor.inputs_and_outputs  # type: ignore[union-attr]
+    inputs: Any = manager.batch_processor.inputs_and_outputs
     prepare = inputs.prepare_batch_tensors
 
     def handle_and_prepare(requests_in_batch: list[FutureRequestState], **settings: Any) -> None:
@@ -130,7 +130,7 @@ def salt_shared_pages(
     Requests share the pages of a common prefix, which are found by hashes of the ids. Call it after
     `warmup` of the manager, and before `start`.
     """
-    cache: Any = manager.batch_processor.cache  # type: ignore[union-attr]
+    cache: Any = manager.batch_processor.cache
     search = cache.search_prefix_match
     cache.search_prefix_match = lambda request_id, ids: search(request_id, salt(request_id, ids))
     for allocator in cache.cache_allocators.values():

@@ -170,5 +170,6 @@ def _find_dense_weight(layer: Any) -> torch.Tensor:
     """Return the weight of a layer as `[out, in]`, unpacked if it is packed."""
     weight: torch.Tensor = layer.weight.detach()
     if isinstance(layer, PackedLinear):
-        return weight.to_dense()
+        dense: torch.Tensor = weight.to_dense()  # type: ignore[no-untyped-call]
+        return dense
     return weight.T if isinstance(layer, Conv1D) else weight
