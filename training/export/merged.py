@@ -50,7 +50,7 @@ def export_merged(
             model = load_with_adapter(adapter, spec, objective, torch.float32).merge_and_unload()
         merged = probe and replace(probe, zero_parameters=_rename_zeros(probe))
         hashes, values = write_model(
-            _list_weights(model),
+            list_weights(model),
             spec.base_model,
             building,
             merged,
@@ -81,7 +81,7 @@ def _rename_zeros(probe: Probe) -> frozenset[str]:
     return frozenset(name.replace(_BASE_LAYER, ".") for name in probe.zero_parameters)
 
 
-def _list_weights(model: Any) -> StoredWeights:
+def list_weights(model: Any) -> StoredWeights:
     """Return a model's weights and buffers; a shared one is listed once, with its other names."""
     buffers = {name for name, _ in model.named_buffers()}
     tensors: dict[str, StoredTensor] = {}

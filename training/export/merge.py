@@ -1,0 +1,116 @@
+"""Merging of an adapter in PEFT's layout into its base model: a complete, verified model.
+
+The product of the factors is added to each weight in fp32, and the sums are written in the dtype of
+the base model.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_files.loading import TOKENIZER_NAME
+from storage import durable
+from storage.scratch import build_in_scratch
+from training.base_model import load_config
+from training.checkpoint.reference_logits import Probe
+from training.export.consolidate import DEFAULT_SHARD_BYTES, write_model
+from training.export.merged import list_weights
+from training.export.model_settings import check_settings
+from training.export.plan import ConsolidationError
+from training.export.verification import Verification, check_model, reject_model
+from training.task import open_default_objective
+
+_INPUT_FILES = (
+    *(TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "generation_config.json"),
+)
+
+
+def merge_adapter(
+    adapter: Path, base: Path, output: Path, add_files: Callable[[Path], None] | None = None
+) -> Verification:
+    """Write the language model in `base` with an adapter merged into its weights.
+
+    Tokenizer and settings of generation are the adapter's, where it has its own. The logits of the
+    result are compared with those of the base model with the adapter beside its weights.
+    `add_files` adds more files before the manifest is written. Needs the memory of the base model
+    in fp32.
+
+    Raises `ConsolidationError` if the adapter does not fit or `output` exists, and `RejectedError`
+    if the result failed its verification. `output` is published complete or not at all.
+    """
+    if output.exists():
+        raise ConsolidationError(f"{str(output)!r} already exists; it was not changed")
+    objective = open_default_objective()
+    dtype = _find_dtype(base)
+    adapted = _load(adapter, base)
+    inputs = objective.make_probe_inputs(load_config(str(base)))
+    with torch.no_grad():
+        logits = adapted(**inputs).logits[0].float()
+    probe = Probe(inputs, logits, frozenset())
+    model = adapted.merge_and_unload()
+    zeros = frozenset(name for name, one in model.state_dict().items() if not one.any())
+    probe = Probe(inputs, logits, zeros)
+    with build_in_scratch(output.parent, f".{output.name}.building-") as building:
+        hashes, values = write_model(
+            list_weights(model),
+            str(base),
+            building,
+            probe,
+            objective,
+            dtype=dtype,
+            shard_bytes=DEFAULT_SHARD_BYTES,
+        )
+        del model, adapted
+        if (adapter / TOKENIZER_NAME).is_file():
+            _copy_inputs(adapter, building)
+        if add_files:
+            add_files(building)
+        trained_in = torch.float32 if dtype == torch.float32 else None
+        loaded = check_model(building, probe, trained_in)
+        verification = Verification(checks=(values, check_settings(building), *loaded))
+        verification.write(building)
+        if not verification.passed:
+            raise reject_model(building, output, verification)
+        durable.publish_directory(building, output, known=hashes)
+    return verification
+
+
+def _find_dtype(base: Path) -> torch.dtype:
+    dtype = load_config(str(base)).dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _load(adapter: Path, base: Path) -> Any:
+    """Load the base model in fp32 with an adapter.
+
+    Raises `ConsolidationError` if they do not fit.
+    """
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            base,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+        return PeftModel.from_pretrained(model, str(adapter)).eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as exc:
+        reason = str(exc).replace(str(adapter), adapter.name).replace(str(base), base.name)
+        raise ConsolidationError(
+            f"adapter {adapter.name!r} cannot be merged into {base.name!r}: {reason}"
+        ) from exc
+
+
+def _copy_inputs(source: Path, target: Path) -> None:
+    """Replace tokenizer and settings of generation by those of another directory."""
+    for name in _INPUT_FILES:
+        (target / name).unlink(missing_ok=True)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
