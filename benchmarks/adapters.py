@@ -204,7 +204,8 @@ def _find_process_mb() -> float:
 
 
 def _find_size_mb(adapter: Path) -> float:
-    return (adapter / "adapter_model.safetensors").stat().st_size / 1e6
+    size_bytes = (adapter / "adapter_model.safetensors").stat().st_size
+    return float(size_bytes) / 1e6
 
 
 if __name__ == "__main__":

@@ -23,6 +23,15 @@ class LoadedModel:
     last_used: float = field(default_factory=time.monotonic)
 
 
+@dataclass(frozen=True)
+class Loading:
+    """A model that is being loaded, and the memory that is reserved for it."""
+
+    model: StoredModel
+    task: asyncio.Task[LoadedModel]
+    size_bytes: int
+
+
 class LoadedModels:
     """Loaded models by id; a leased model is never idle, and a pinned one is evicted last.
 
@@ -80,15 +89,12 @@ class LoadedModels:
         self._num_leases.update(list_used(model))
 
     def end_lease(self, model: StoredModel) -> None:
-        """Count one request less that uses a model."""
+        """Count one request less that uses a model, which was used until now."""
         self._num_leases.subtract(list_used(model))
-        self._lease_ended.set()
-
-    def record_use(self, model: StoredModel) -> None:
-        """Record that a model has been used until now."""
         for model_id in list_used(model):
             if (loaded := self._loaded.get(model_id)) is not None:
                 loaded.last_used = time.monotonic()
+        self._lease_ended.set()
 
     async def wait_until_idle(self, model_id: str) -> None:
         """Wait until no request uses a model."""

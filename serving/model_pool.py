@@ -11,25 +11,15 @@ from serving.engine.engine import Engine
 from serving.engine.remote import fork_server
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, EngineDeadError, OverloadedError
-from serving.loaded_models import LoadedModel, LoadedModels, list_used
-from serving.memory_budget import MemoryEstimates, format_gb
+from serving.eviction import LOAD_RETRY_AFTER_S, Eviction
+from serving.loaded_models import LoadedModel, LoadedModels, Loading, list_used
+from serving.memory_budget import MemoryEstimates
 from serving.settings import EngineSettings
 from serving.store.stored_model import StoredModel
 from system.threads import lower_thread_priority, run_in_new_thread
 from templating.render_fork_server import render_fork_server
 
 logger = logging.getLogger(__name__)
-
-_LOAD_RETRY_AFTER_S = 5
-
-
-@dataclass(frozen=True)
-class _Loading:
-    """A model that is being loaded."""
-
-    model: StoredModel
-    task: asyncio.Task[LoadedModel]
-    size_bytes: int
 
 
 @dataclass
@@ -57,10 +47,9 @@ class ModelPool:
     ) -> None:
         self._settings = settings
         self._find_base = find_base
-        self._max_loaded = max_loaded
-        self._max_bytes = max_bytes
         self._loaded = LoadedModels()
-        self._loading: dict[str, _Loading] = {}
+        self._loading: dict[str, Loading] = {}
+        self._eviction = Eviction(self._loaded, self._loading, max_loaded, max_bytes)
         self._estimates = MemoryEstimates(settings, max_bytes)
         self._draining: dict[str, _Draining] = {}
         self._is_closed = False
@@ -83,7 +72,7 @@ class ModelPool:
     def pin(self, models: Iterable[StoredModel]) -> None:
         """Set the models that aliases use; they and the bases of adapters are evicted last."""
         self._loaded.pin({model_id for model in models for model_id in list_used(model)})
-        self._evict_excess()
+        self._eviction.evict_excess()
 
     def evict_dead(self) -> None:
         """Evict idle models that were deleted from the store or whose engine has died."""
@@ -120,12 +109,11 @@ class ModelPool:
                         f"model {model.id!r} was not loaded within {timeout_s:g} s"
                     ) from exc
             yield loaded
-            self._loaded.record_use(model)
         finally:
             if lock is not None:
                 lock.close()
             self._loaded.end_lease(model)
-            self._evict_excess()
+            self._eviction.evict_excess()
 
     async def load(self, model: StoredModel, *, beside: bool = False) -> LoadedModel:
         """Return the model's engine; load and warm it up unless that is done or in progress.
@@ -141,9 +129,9 @@ class ModelPool:
             if model.id not in self._loading:  # no other task has started to load it meanwhile
                 if (loaded := self._loaded.find(model)) is not None:
                     return loaded
-                self._evict_for(model, size_bytes, beside=beside)
+                self._eviction.make_room(model, size_bytes, beside=beside)
                 task = asyncio.create_task(self._load(model, size_bytes, beside=beside))
-                self._loading[model.id] = _Loading(model, task, size_bytes)
+                self._loading[model.id] = Loading(model, task, size_bytes)
         # Shielded: other requests may wait for the same engine.
         return await asyncio.shield(self._loading[model.id].task)
 
@@ -152,21 +140,10 @@ class ModelPool:
 
         Call it only for a model that `load` raised `OverloadedError` for: its size is known then.
         """
-        evictable = {
-            idle.stored.id
-            for idle in self._loaded.list_idle()
-            if not self._loaded.is_pinned(idle.stored.id)
-        }
-        remaining = [
-            loaded.size_bytes
-            for loaded in self._loaded.list_all()
-            if loaded.stored.id not in {*evictable, old.id}
-        ]
-        remaining += [loading.size_bytes for loading in self._loading.values()]
         needed = self._estimates.get(new)
         if new.is_adapter and not self._loaded.has(base := new.lineage.base_model):
             needed += self._estimates.get_by_id(base)
-        return sum(remaining) + needed <= self._max_bytes
+        return self._eviction.fits_instead(old, needed)
 
     async def replace(
         self, old: StoredModel, new: StoredModel, is_still_wanted: Callable[[], bool]
@@ -208,7 +185,7 @@ class ModelPool:
         if draining.num_waiting >= self._settings.capacity:
             raise OverloadedError(
                 f"{draining.num_waiting} requests wait for the model that replaces {model.id!r}",
-                retry_after_s=_LOAD_RETRY_AFTER_S,
+                retry_after_s=LOAD_RETRY_AFTER_S,
             )
         draining.num_waiting += 1
         try:
@@ -269,52 +246,6 @@ class ModelPool:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineDeadError("the replica is shutting down")
-
-    def _evict_for(self, model: StoredModel, size_bytes: int, *, beside: bool) -> None:
-        """Evict the models that must be evicted to load another.
-
-        Raises `OverloadedError`, and evicts none, if that is not enough.
-        """
-        used = list_used(model)
-        candidates = [
-            idle
-            for idle in self._loaded.list_idle()
-            if not (beside and self._loaded.is_pinned(idle.stored.id))
-            and idle.stored.id not in used
-        ]
-        sizes = [loaded.size_bytes for loaded in self._loaded.list_all()]
-        sizes += [loading.size_bytes for loading in self._loading.values()]
-        num_free = self._max_loaded - self._count_models()
-        needs_place = not (beside or model.is_adapter)
-        free_bytes = self._max_bytes - sum(sizes)
-        num_evicted = 0
-        while (num_free < 1 and needs_place) or free_bytes < size_bytes:
-            if num_evicted == len(candidates):
-                raise OverloadedError(
-                    f"model {model.id!r} is not loaded, and there is no room for it beside the "
-                    f"models that are busy: {self._max_loaded} may be loaded, and take "
-                    f"{format_gb(self._max_bytes)}",
-                    retry_after_s=_LOAD_RETRY_AFTER_S,
-                )
-            num_free += not candidates[num_evicted].stored.is_adapter
-            free_bytes += candidates[num_evicted].size_bytes
-            num_evicted += 1
-        for candidate in candidates[:num_evicted]:
-            self._loaded.evict(candidate.stored.id)
-
-    def _evict_excess(self) -> None:
-        """Evict idle models that no alias uses while more than `max_loaded` are loaded."""
-        num_excess = max(0, self._count_models() - self._max_loaded)
-        idle = [one.stored for one in self._loaded.list_idle() if not one.stored.is_adapter]
-        for model in idle[:num_excess]:
-            if not self._loaded.is_pinned(model.id):
-                self._loaded.evict(model.id)
-
-    def _count_models(self) -> int:
-        """Return how many models are loaded or loading, without adapters."""
-        loaded = [one.stored for one in self._loaded.list_all()]
-        loading = [one.model for one in self._loading.values()]
-        return sum(not model.is_adapter for model in loaded + loading)
 
 
 def _verify(model: StoredModel) -> None:

@@ -64,12 +64,12 @@ def build_http(
     settings = settings or AccessSettings()
     app = build_routes(services)
     limits = {
-        files.router.prefix: services.max_upload_bytes + MULTIPART_BYTES,
-        models.router.prefix: services.max_model_bytes,
-        "/v1/chat/completions": MAX_TEXT_BYTES,
-        "/v1/completions": MAX_TEXT_BYTES,
-        "/v1/classify": MAX_IMAGES_BYTES,
-        "/v1/embeddings": MAX_TEXT_BYTES,
+        f"POST {files.router.prefix}": services.max_upload_bytes + MULTIPART_BYTES,
+        f"PUT {models.router.prefix}": services.max_model_bytes,
+        "POST /v1/chat/completions": MAX_TEXT_BYTES,
+        "POST /v1/completions": MAX_TEXT_BYTES,
+        "POST /v1/classify": MAX_IMAGES_BYTES,
+        "POST /v1/embeddings": MAX_TEXT_BYTES,
     }
     admitted = Admission(BodyLimit(app, MAX_JSON_BYTES, limits), services.max_streams)
     limited = ConsumptionReporting(WindowedSending(admitted))

@@ -22,7 +22,7 @@ class BodyLimit:
     """Middleware that answers 413 to a body of more than `max_bytes`.
 
     A body whose `content-length` exceeds the limit is not read; any other is read up to the chunk
-    that exceeds it. `limits` has other limits by path prefix.
+    that exceeds it. `limits` has other limits, by method and path prefix as in 'PUT /v1/models'.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        own = (most for path, most in self.limits.items() if scope["path"].startswith(path))
+        route = f"{scope['method']} {scope['path']}"
+        own = (most for start, most in self.limits.items() if route.startswith(start))
         max_bytes = next(own, self.max_bytes)
         length = Headers(scope=scope).get("content-length", "")
         if _is_more(length, max_bytes):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ async def test_latest_moves_from_a_model_to_its_adapter_and_back(
         assert await find_serving_model(replica, "latest") == "base"
         for model_id in ("one", "two", "base"):
             adapted.point_alias("latest", model_id)
-            await wait_until(lambda name=model_id: has_alias(replica, name))
+            await wait_until(partial(has_alias, replica, model_id))
             assert await find_serving_model(replica, "latest") == model_id
         assert len(find_engine_processes()) == 1
     assert list_outcomes(layout) == ["moved"] * 3

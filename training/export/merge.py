@@ -1,20 +1,27 @@
 """Merging of an adapter in PEFT's layout into its base model: a complete, verified model.
 
+    python -m training.export.merge my-adapter base-model my-model
+
 The product of the factors is added to each weight in fp32, and the sums are written in the dtype of
 the base model.
 """
 
+import argparse
 import shutil
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from model_files.loading import TOKENIZER_NAME
-from storage import durable
+from storage import durable, versioned_json
+from storage.lineage_file import LINEAGE_NAME, read_lineage_file
 from storage.scratch import build_in_scratch
-from training.base_model import load_config
+from system.threads import lower_process_priority
+from training.base_model import find_revision, load_config
 from training.checkpoint.reference_logits import Probe
 from training.export.consolidate import DEFAULT_SHARD_BYTES, write_model
 from training.export.merged import list_weights
@@ -114,3 +121,40 @@ def _copy_inputs(source: Path, target: Path) -> None:
         (target / name).unlink(missing_ok=True)
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status. The last line of stderr names a failure."""
+    parser = argparse.ArgumentParser(prog="python -m training.export.merge", description=__doc__)
+    parser.add_argument("adapter", type=Path, help="folder of an adapter in PEFT's layout")
+    parser.add_argument("base", type=Path, help="folder of its base model")
+    parser.add_argument("output", type=Path, help="new folder for the model")
+    options = parser.parse_args(arguments)
+    lower_process_priority()  # a server that merges keeps serving
+    try:
+        verification = merge_adapter(
+            options.adapter,
+            options.base,
+            options.output.resolve(),
+            partial(_write_origin, options.adapter),
+        )
+    except (RuntimeError, ValueError, OSError) as exc:
+        print(f"failed: {' '.join(str(exc).split())}", file=sys.stderr)  # noqa: T201 - see above
+        return 1
+    for check in verification.checks:
+        print(f"{check.name}: {check.detail}", file=sys.stderr)  # noqa: T201
+    print(options.output)  # noqa: T201 - the result, for a shell to take
+    return 0
+
+
+def _write_origin(adapter: Path, directory: Path) -> None:
+    """Write the lineage of an adapter, with the adapter itself, and copy its model card."""
+    merged = {"id": adapter.name, "revision": find_revision(str(adapter))}
+    lineage = {**read_lineage_file(adapter), "merged_adapter": merged}
+    versioned_json.write_object(directory / LINEAGE_NAME, lineage)
+    if (adapter / "README.md").is_file():
+        shutil.copyfile(adapter / "README.md", directory / "README.md")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

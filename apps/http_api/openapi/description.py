@@ -14,6 +14,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.http_api.openapi import response_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
+from apps.http_api.routes.models import Merging
 from apps.http_api.routes.job_events import Publication
 from serving.classification.embedding_request import EmbeddingRequest
 from serving.classification.request import ClassifyRequest
@@ -28,6 +29,7 @@ _REQUESTS = (
     CompletionRequest,
     EmbeddingRequest,
     FineTuneRequest,
+    Merging,
     Promotion,
     Publication,
 )
@@ -80,6 +82,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("delete", "/v1/models/{model_id}"): _json(response_schemas.Deletion),
     ("get", "/v1/models/{model_id}/lineage"): _json(Lineage),
     ("post", "/v1/models/{model_id}/verify"): _json(response_schemas.ModelVerification),
+    ("post", "/v1/models/{model_id}/merge"): _json(response_schemas.Model),
     ("get", "/v1/models/{model_id}/archive"): {
         "application/x-tar": _BINARY,
         "application/zip": _BINARY,

@@ -1,11 +1,13 @@
-"""`/v1/models`: list, show, import, verify, export and delete models."""
+"""`/v1/models`: list, show, import, verify, merge, export and delete models."""
 
 import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypedDict
 
 from fastapi import APIRouter, Query, Request
+from pydantic import Field
 
+from apps.access.exchange import record_creation
 from apps.access.roles import Permission, requires
 from apps.bundled import DEMONSTRATION_MODEL
 from apps.errors import ApiError
@@ -16,8 +18,11 @@ from apps.fine_tuning.index.run_lookup import (
 )
 from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.dependencies import Services
+from apps.http_api.json_body import JsonBody
 from apps.http_api.model_import import IncomingModel
-from apps.http_api.routes import ServicesOf
+from apps.http_api.model_merge import check_merge, merge_stored_adapter
+from apps.http_api.routes import ServicesOf, describe_body
+from serving.openai.protocol import MAX_MODEL_CHARACTERS, RequestPart, parse_part
 from serving.store.aliases import Alias, find_names
 from serving.store.export import ArchiveFormat, stream_archive
 from serving.store.model_reader import find_roots
@@ -29,6 +34,7 @@ from system.threads import DedicatedThread
 router = APIRouter(prefix="/v1/models")
 
 _IMPORTS = DedicatedThread("import-model")
+_MERGES = DedicatedThread("merge-model")
 _VERIFICATIONS = DedicatedThread("verify-model")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE = {
@@ -101,6 +107,34 @@ async def verify_model(services: ServicesOf, model_id: str) -> Mapping[str, obje
         message = f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
         raise ApiError(409, message, param="model", code="newer_format") from exc
     return {"id": model.id, "object": "model.verification", "verified": True}
+
+
+class Merging(RequestPart):
+    """The body of a merge."""
+
+    model: str = Field(
+        min_length=1,
+        max_length=MAX_MODEL_CHARACTERS,
+        description="Id of the new model.",
+    )
+
+
+@router.post("/{model_id}/merge", openapi_extra=describe_body(Merging))
+@requires(Permission.WRITE_JOBS)
+async def merge_model(services: ServicesOf, model_id: str, body: JsonBody) -> Mapping[str, object]:
+    """Merge an adapter into its base model: a complete model, published once it is verified."""
+    new_id = parse_part(Merging, body.value).model
+    adapter = await asyncio.to_thread(services.models.resolve, model_id)
+    base = await asyncio.to_thread(check_merge, services, adapter, new_id)
+    record_creation(new_id)
+    try:
+        # The merge is completed even if the client disconnects.
+        model = await asyncio.shield(
+            _MERGES.run(merge_stored_adapter, services.layout, adapter, base, new_id)
+        )
+    except FileExistsError as exc:
+        raise ApiError(409, str(exc), param="model") from None
+    return await asyncio.to_thread(describe_model, services, model)
 
 
 @router.get("/{model_id}/archive")

@@ -101,8 +101,8 @@ async def test_body_limit_does_not_send_second_response_start() -> None:
     assert [message["type"] for message in exchange.sent] == ["http.response.start"]
 
 
-async def test_paths_may_have_own_limits() -> None:
-    limits = {"/large": 20}
+async def test_routes_may_have_own_limits() -> None:
+    limits = {"PUT /other": 30, "POST /large": 20}
     assert (await Exchange(b"x" * 15, path="/large/one").run(read_all, limits))[0] == 200
     assert (await Exchange(b"x" * 21, path="/large/one").run(read_all, limits))[0] == 413
     assert (await Exchange(b"x" * 15, path="/other").run(read_all, limits))[0] == 413

@@ -49,7 +49,10 @@ def test_merged_model_keeps_the_dtype_of_the_base_and_the_template_of_the_adapte
         shutil.copy(base / name, adapter)
     (adapter / "chat_template.jinja").write_text("{{ 'another' }}")
     merge_adapter(
-        adapter, base, tmp_path / "merged", lambda path: (path / "README.md").touch() or None
+        adapter,
+        base,
+        tmp_path / "merged",
+        lambda path: (path / "README.md").touch(),
     )
     weights = load_file(tmp_path / "merged" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
