@@ -14,8 +14,8 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.http_api.openapi import response_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
-from apps.http_api.routes.models import Merging
 from apps.http_api.routes.job_events import Publication
+from apps.http_api.routes.models import Merging
 from serving.classification.embedding_request import EmbeddingRequest
 from serving.classification.request import ClassifyRequest
 from serving.openai.chat import ChatCompletionRequest
