@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from model_files.json_files import read_object
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
-ADAPTER_CONFIG_NAME = "adapter_config.json"
+ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OTHER_FORMATS = ("*.gguf", "*.h5", "*.msgpack", "*.onnx")
 _LENGTH_BYTES = 8
@@ -48,7 +48,7 @@ def read_weight_headers(directory: Path) -> dict[str, TensorHeader]:
     truncated or not a safetensors file, and an index that does not match its files.
     """
     if (directory / WEIGHTS_NAME).is_file():
-        return _read_header(directory / WEIGHTS_NAME)
+        return read_file_header(directory / WEIGHTS_NAME)
     if not (directory / INDEX_NAME).is_file():
         raise ValueError(_explain_no_weights(directory))
     index = read_object(directory / INDEX_NAME, _MAX_HEADER_BYTES)
@@ -60,7 +60,7 @@ def read_weight_headers(directory: Path) -> dict[str, TensorHeader]:
         path = directory / file
         if not path.is_file():
             raise ValueError(f"{INDEX_NAME} names {file!r}, which is not there; copy it again")
-        headers |= _read_header(path)
+        headers |= read_file_header(path)
     if absent := weight_map.keys() - headers.keys():
         raise ValueError(f"{INDEX_NAME} names tensors that no file has: {name_some(absent)}")
     return headers
@@ -73,7 +73,8 @@ def name_some(names: Iterable[str]) -> str:
     return ", ".join(map(repr, ordered[:_MAX_SHOWN])) + more
 
 
-def _read_header(path: Path) -> dict[str, TensorHeader]:
+def read_file_header(path: Path) -> dict[str, TensorHeader]:
+    """Read the header of one safetensors file; raises as `read_weight_headers` does."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

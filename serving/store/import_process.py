@@ -36,17 +36,20 @@ def check_import(
     *,
     cleans: bool = False,
     converts_tokenizer: bool = False,
+    base: Path | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> ModelMemory:
     """Check a model directory in a process with limits; return its memory when loaded.
 
     With `cleans` the process reduces the settings in the directory to those known to be harmless;
     with `converts_tokenizer` it does so too, and writes a tokenizer.json if there are only files in
-    an older format. Raises `ModelRefusedError` with the reason if the model cannot be imported, and
-    `ImportCheckError` if it could not be checked.
+    an older format. With `base`, the directory of its base model, an adapter is checked; the memory
+    is that of the adapter alone. Raises `ModelRefusedError` with the reason if the model cannot be
+    imported, and `ImportCheckError` if it could not be checked.
     """
     started = time.monotonic()
     command = [sys.executable, "-m", "serving.store.import_check", str(directory.resolve())]
+    command += ["--base", str(base.resolve())] if base is not None else []
     command += ["--clean"] * cleans + ["--convert-tokenizer"] * converts_tokenizer
     try:
         ended = subprocess.run(  # noqa: S603 - our own command

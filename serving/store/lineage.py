@@ -10,8 +10,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.durable import DamagedFileError
-from storage.lineage_file import LINEAGE_NAME, MAX_LINEAGE_BYTES, read_lineage_file
-from storage.versioned_json import NewerFormatError, explain_invalid
+from storage.lineage_file import (
+    LINEAGE_NAME,
+    MAX_LINEAGE_BYTES,
+    ORIGIN_KEYS,
+    ROOT_KEY,
+    read_lineage_file,
+)
+from storage.versioned_json import NewerFormatError, explain_invalid, write_object
 
 _MAX_IMPORTED_BYTES = 1 << 20
 
@@ -95,6 +101,22 @@ def read_lineage(directory: Path, max_bytes: int = MAX_LINEAGE_BYTES) -> Lineage
         place = ".".join(str(part) for part in fault["loc"])
         reason = f"{place}: {fault['msg']}"
         raise explain_invalid(directory / LINEAGE_NAME, value, reason) from exc
+
+
+def write_base(directory: Path, base_id: str, revision: str) -> bool:
+    """Name the base model of an adapter in its lineage; return whether the file was changed.
+
+    All else that the lineage has is kept. Raises the errors of `read_lineage`.
+    """
+    value = read_lineage_file(directory)
+    before = {key: value.get(key) for key in ORIGIN_KEYS}
+    origin = dict(zip(ORIGIN_KEYS, (base_id, revision), strict=True))
+    if before == origin:
+        return False
+    if value.get(ROOT_KEY) == before:
+        value[ROOT_KEY] = origin
+    write_object(directory / LINEAGE_NAME, {**value, **origin})
+    return True
 
 
 def trace_root(name: str, find: Callable[[str], Lineage | None], roots: dict[str, str]) -> str:

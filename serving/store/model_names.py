@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
-from serving.errors import InvalidRequestError
+from serving.errors import InvalidRequestError, ModelNotFoundError
 from serving.store.aliases import AliasBook
+from serving.store.stored_model import StoredModel
 from storage import durable
 from storage.layout import StorageLayout, check_id
 
@@ -37,13 +38,19 @@ class ModelNames:
                 "choose another id"
             )
 
-    def move_in(self, sealed: Path, model_id: str) -> None:
+    def move_in(self, sealed: Path, model_id: str, base: StoredModel | None = None) -> None:
         """Move a model to its id while the lock on the aliases prevents an alias of that name.
 
-        Raises the errors of `check_new_id`.
+        The lock also prevents that the `base` of an adapter is deleted meanwhile. Raises the errors
+        of `check_new_id`, and `ModelNotFoundError` if the base was deleted before.
         """
         with self._aliases.change():
             self.check_new_id(model_id)
+            if base is not None and not base.exists():
+                raise ModelNotFoundError(
+                    f"the base model {base.id!r} of adapter {model_id!r} has been deleted; add it "
+                    "again first"
+                )
             durable.move_directory(sealed, self._layout.model(model_id))
 
 

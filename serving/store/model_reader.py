@@ -7,14 +7,16 @@ from threading import Lock
 
 from model_files.json_files import read_object
 from model_files.weight_headers import ADAPTER_CONFIG_NAME
-from serving.errors import EngineDeadError
+from serving.errors import EngineDeadError, InvalidRequestError
 from serving.served_task import DEFAULT_TASK, find_model_task
-from serving.store.lineage import Lineage, read_lineage, trace_root
-from serving.store.stored_model import StoredModel, read_edition
-from storage.durable import DamagedFileError
+from serving.store.adapter_validation import holds_adapter
+from serving.store.lineage import Lineage, check_lineage, read_lineage, trace_root
+from serving.store.stored_model import StoredModel, name_weights_revision, read_edition
+from storage.durable import DamagedDirectoryError, DamagedFileError
 from storage.file_cache import ParsedFileCache
 from storage.layout import StorageLayout
 from storage.lineage_file import LINEAGE_NAME
+from storage.versioned_json import NewerFormatError
 from system.fault_log import FaultLog
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,62 @@ class ModelReader:
             )
         return base
 
+    def list_adapters(self, base: StoredModel) -> list[str]:
+        """List the ids of the adapters whose base model this is."""
+        return [
+            model.id
+            for model in self.list_models()
+            if model.is_adapter
+            and model.lineage.base_model == base.id
+            and model.lineage.base_model_revision == base.revision
+        ]
+
+    def find_base(self, directory: Path, base_id: str | None) -> StoredModel | None:
+        """Return the stored model that an unpublished adapter is for; None for a complete model.
+
+        That is `base_id`, or else the model of the revision that its lineage names, preferably the
+        one of that id. Raises `ValueError` if there is none, or the lineage names another one, and
+        `InvalidRequestError` for a `base_id` of a complete model.
+        """
+        if not holds_adapter(directory):
+            if base_id is not None:
+                message = (
+                    f"base_model is {base_id!r}, and the model to be added is a complete one; "
+                    "base_model is for adapters: leave it out"
+                )
+                raise InvalidRequestError(message, param="base_model")
+            return None
+        check_lineage(directory)
+        lineage = read_lineage(directory)
+        named, revision = lineage.base_model, lineage.base_model_revision
+        if base_id is None:
+            if named is None or revision is None:
+                raise ValueError(
+                    "the adapter names no base model in a lineage.json of Tuneserve: name the "
+                    "model of the store that it was made for"
+                )
+            first = self.find(named)
+            others = [first] if first is not None else []
+            for model in [*others, *self.list_models()]:
+                if _is_base(model, revision):
+                    return model
+            raise ValueError(
+                f"the adapter is for base model {named!r} of revision {revision!r}, and no model "
+                "of the store has that revision: add that model first, or name the base"
+            )
+        base = self.find(base_id)
+        if base is None or base.is_adapter:
+            fault = "no model of the store" if base is None else "an adapter itself"
+            raise ValueError(f"the base model {base_id!r} is {fault}; name a complete model")
+        # A revision of the hub cannot be compared; the shapes of the layers are.
+        is_ours = revision is not None and revision.startswith("sha256:")
+        if is_ours and not _is_base(base, str(revision)):
+            raise ValueError(
+                f"the adapter is for base model {named!r} of revision {revision}, and {base_id!r} "
+                f"has revision {base.revision}: name the model that it was made for"
+            )
+        return base
+
     def find_root(self, model: StoredModel) -> str:
         """Return the id of the base model at the root of a model's lineage."""
 
@@ -142,6 +200,17 @@ class ModelReader:
         except OSError as exc:
             logger.error("models/%s cannot be read and is skipped: %s", model_id, exc)  # noqa: TRY400 - once per listing
             return None
+
+
+def _is_base(model: StoredModel, revision: str) -> bool:
+    """Return whether a model is the base of this revision; False too if it cannot be read."""
+    if model.is_adapter:
+        return False
+    try:
+        return revision in (model.revision, name_weights_revision(model))
+    except (OSError, DamagedDirectoryError, NewerFormatError) as exc:
+        logger.warning("models/%s is no base of an adapter: %s", model.id, exc)
+        return False
 
 
 def find_roots(models: Iterable[StoredModel]) -> dict[str, str]:

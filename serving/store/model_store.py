@@ -1,13 +1,17 @@
 """Immutable models on disk and the aliases that point to them."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from model_files.weight_headers import name_some
 from serving.errors import InvalidRequestError, ModelInUseError, ModelNotFoundError
+from serving.store.adapter_validation import check_adapter_directory
 from serving.store.aliases import Alias, AliasBook
 from serving.store.clean_up import ADDED_PREFIX, DELETED_PREFIX, remove_deleted
 from serving.store.import_process import ModelRefusedError, check_import
+from serving.store.lineage import write_base
 from serving.store.model_names import LATEST_ALIAS, ModelNames, check_name
 from serving.store.model_reader import ModelReader
 from serving.store.stored_model import StoredModel
@@ -35,67 +39,82 @@ class ModelStore:
     def publish(self, directory: Path, model_id: str) -> StoredModel:
         """Move a finished `directory` that Tuneserve made, on the same file system, into the store.
 
-        If the directory has a manifest, its files are compared with it. Raises `ValueError` for a
-        directory that is not a safe, complete model (`DamagedDirectoryError` is a subclass), and
-        the errors of `ModelNames.check_new_id`.
+        If the directory has a manifest, its files are compared with it. The base of an adapter is
+        the one that its lineage names. Raises `ValueError` for a directory that is not a safe,
+        complete model or adapter (`DamagedDirectoryError` is a subclass), and the errors of
+        `ModelNames.move_in`.
         """
         self.names.check_new_id(model_id)
-        check_model_directory(directory)
-        if durable.is_published(directory):
+        base = self.reader.find_base(directory, None)
+        _check_content(directory, base)
+        if is_sealed := durable.is_published(directory):
             verify_directory(directory)
-        else:
+        if _name_base(directory, base) or not is_sealed:
             durable.seal_directory(directory)
         make_tree_private(directory)
-        self.names.move_in(directory, model_id)
+        self.names.move_in(directory, model_id, base)
         return self.get(model_id)
 
-    def import_directory(self, directory: Path, model_id: str) -> StoredModel:
+    def import_directory(
+        self, directory: Path, model_id: str, *, base_id: str | None = None
+    ) -> StoredModel:
         """Move a `directory` from an untrusted source into the store.
+
+        `base_id` is the base model of an adapter whose lineage names none.
 
         A process with resource limits reads it first, one at a time per storage root, and reduces
         its settings to those known to be harmless. A new manifest is written, because one from the
         source is not trustworthy. Raises `ModelRefusedError` only for a model that is not complete,
         safe and loadable, `ImportCheckError` if it could not be checked, and the errors of
-        `ModelNames.check_new_id`.
+        `ModelNames.move_in`.
         """
         self.names.check_new_id(model_id)
-        _check_files(directory)
+        with _refuse_model():
+            check_files(directory)
+            base = self.reader.find_base(directory, base_id)
         with lock_exclusive(self._layout.import_lock):
-            check_import(directory, cleans=True)
+            check_import(directory, cleans=True, base=base.path if base else None)
+        _name_base(directory, base)
         _seal(directory)
-        self.names.move_in(directory, model_id)
+        self.names.move_in(directory, model_id, base)
         return self.get(model_id)
 
-    def add(self, source: Path, model_id: str) -> StoredModel:
+    def add(self, source: Path, model_id: str, *, base_id: str | None = None) -> StoredModel:
         """Copy a Hugging Face model directory into the store; `source` is not modified.
 
         `source` may be a snapshot in the hub's cache: its links into the cache are followed. Raises
         the errors of `publish`. An interrupted copy is never visible as a model. The content of
-        `source` is trusted; use `install` for untrusted content.
+        `source` is trusted; use `install` for untrusted content. `base_id` is as in
+        `import_directory`.
         """
         self.names.check_new_id(model_id)
-        check_model_directory(source, links_stay_in=find_cache_repository(source))
+        base = self.reader.find_base(source, base_id)
+        _check_content(source, base, links_stay_in=find_cache_repository(source))
         with build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
             _copy_files(source, building)
-            check_model_directory(building)
+            _check_content(building, base)
+            _name_base(building, base)
             _seal(building)
-            self.names.move_in(building, model_id)
+            self.names.move_in(building, model_id, base)
         return self.get(model_id)
 
-    def install(self, source: Path, model_id: str) -> StoredModel:
+    def install(self, source: Path, model_id: str, *, base_id: str | None = None) -> StoredModel:
         """Copy a model that an operator names into the store; `source` is not modified.
 
         Its content is not trusted: the copy is checked as in `import_directory`. A tokenizer in an
-        older format is converted. Raises the errors of `import_directory`.
+        older format is converted. `base_id` and the errors are those of `import_directory`.
         """
         self.names.check_new_id(model_id)
-        _check_files(source, links_stay_in=find_cache_repository(source))
+        with _refuse_model():
+            check_files(source, links_stay_in=find_cache_repository(source))
+            base = self.reader.find_base(source, base_id)
         with build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
             _copy_files(source, building)
             with lock_exclusive(self._layout.import_lock):
-                check_import(building, converts_tokenizer=True)
+                check_import(building, converts_tokenizer=True, base=base.path if base else None)
+            _name_base(building, base)
             _seal(building)
-            self.names.move_in(building, model_id)
+            self.names.move_in(building, model_id, base)
         return self.get(model_id)
 
     def list_models(self) -> list[StoredModel]:
@@ -172,7 +191,7 @@ class ModelStore:
             change.remove(alias)
 
     def delete(self, model_id: str, check_unneeded: Callable[[], None] | None = None) -> None:
-        """Delete a model that no alias points to and that is not locked.
+        """Delete a model that no alias points to, no adapter is for and that is not locked.
 
         `check_unneeded` may raise to keep the model; it is called while the model is locked
         exclusively. Raises `ModelNotFoundError`, or `ModelInUseError` that names the user.
@@ -183,6 +202,11 @@ class ModelStore:
                 raise ModelInUseError(
                     f"model {model_id!r} is what {', '.join(map(repr, names))} points to; point "
                     "the alias elsewhere or remove it first"
+                )
+            if adapters := self.reader.list_adapters(model):
+                raise ModelInUseError(
+                    f"model {model_id!r} is the base model of {len(adapters)} adapters: "
+                    f"{name_some(adapters)}; delete them first"
                 )
             try:
                 with lock_existing(model.path / durable.MANIFEST_NAME):
@@ -214,12 +238,30 @@ def _seal(directory: Path) -> None:
     make_tree_private(directory)
 
 
-def _check_files(directory: Path, links_stay_in: Path | None = None) -> None:
-    """Raise `ModelRefusedError` for a directory whose files `check_files` rejects."""
+@contextmanager
+def _refuse_model() -> Iterator[None]:
+    """Raise `ModelRefusedError` for a fault of a model's content that the body finds."""
     try:
-        check_files(directory, links_stay_in=links_stay_in)
+        yield
+    except InvalidRequestError:
+        raise
     except ValueError as exc:
         raise ModelRefusedError(str(exc)) from exc
+
+
+def _check_content(
+    directory: Path, base: StoredModel | None, links_stay_in: Path | None = None
+) -> None:
+    """Raise `ValueError` unless a directory is a complete model, or an adapter for `base`."""
+    if base is None:
+        check_model_directory(directory, links_stay_in=links_stay_in)
+    else:
+        check_adapter_directory(directory, base.path, links_stay_in=links_stay_in)
+
+
+def _name_base(directory: Path, base: StoredModel | None) -> bool:
+    """Name the base of an adapter in its lineage; return whether the directory was changed."""
+    return base is not None and write_base(directory, base.id, base.revision)
 
 
 def _copy_files(source: Path, target: Path) -> None:

@@ -1,7 +1,9 @@
 """One published model of the model store."""
 
+import hashlib
 import logging
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import IO
@@ -12,7 +14,7 @@ from serving.store.lineage import Lineage
 from storage import durable
 from storage.durable import DamagedDirectoryError, DamagedFileError
 from storage.locks import lock_shared
-from storage.manifest import verify_directory
+from storage.manifest import read_manifest, verify_directory
 from storage.versioned_json import NewerFormatError
 
 logger = logging.getLogger(__name__)
@@ -114,6 +116,16 @@ class StoredModel:
 def read_revision(path: Path) -> str:
     """Return the hash of a published model's content, as `training.base_model` records it."""
     return f"sha256:{durable.hash_file(path / durable.MANIFEST_NAME)}"
+
+
+def name_weights_revision(model: StoredModel) -> str:
+    """Return the hash of a model's weights, by which a training names a base model in a folder.
+
+    Raises `DamagedDirectoryError` or `NewerFormatError` for an unreadable manifest.
+    """
+    listed = sorted(read_manifest(model.path).items())
+    hashes = [file.sha256 for name, file in listed if fnmatch(name, "*.safetensors")]
+    return f"sha256:{hashlib.sha256(''.join(hashes).encode()).hexdigest()}"
 
 
 def read_edition(path: Path) -> tuple[int, int]:

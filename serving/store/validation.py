@@ -29,9 +29,19 @@ def check_model_directory(
     `ValueError` that names the first fault found.
     """
     check_files(directory, links_stay_in=links_stay_in)
+    if not (directory / "config.json").is_file():
+        raise ValueError(
+            f"{directory.name!r} is an adapter ({ADAPTER_CONFIG_NAME} without config.json); "
+            "expected a complete model"
+        )
     check_weight_files(directory)
     _check_weights(directory)
     _check_companion(directory, converts_tokenizer=converts_tokenizer)
+    check_settings(directory)
+
+
+def check_settings(directory: Path) -> None:
+    """Check keys, lineage and verification of a model or an adapter; raise `ValueError`."""
     check_keys(directory)
     check_lineage(directory)
     if (directory / VERIFICATION_NAME).exists():
@@ -67,14 +77,19 @@ def _check_companion(directory: Path, *, converts_tokenizer: bool) -> None:
 
 def check_files(directory: Path, *, links_stay_in: Path | None = None) -> None:
     """Check the names and types of a directory's files without reading them; raise `ValueError`."""
-    if (directory / ADAPTER_CONFIG_NAME).exists():  # transformers would load it, whatever it names
+    has_model = (directory / "config.json").is_file()
+    if (directory / ADAPTER_CONFIG_NAME).exists():
+        if has_model:  # transformers would load the adapter's base, whatever it names
+            raise ValueError(
+                f"{directory.name!r} has {ADAPTER_CONFIG_NAME} and config.json, so it is an "
+                "adapter of PEFT in the folder of a complete model: add the model and the adapter "
+                "from a folder each, or merge them (merge_and_unload) and save the result"
+            )
+    elif not has_model:
         raise ValueError(
-            f"{directory.name!r} has {ADAPTER_CONFIG_NAME}, so it is an adapter of PEFT, and "
-            "models are complete here: merge it with its base model (merge_and_unload) and save "
-            "the result"
+            f"{directory.name!r} is neither the directory of a model nor of an adapter: it has no "
+            f"config.json and no {ADAPTER_CONFIG_NAME}"
         )
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"{directory.name!r} is not a model directory: it has no config.json")
     for path in sorted(directory.rglob("*")):
         _check_file(path, directory, links_stay_in or directory)
 

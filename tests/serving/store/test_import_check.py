@@ -29,6 +29,7 @@ from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.file_watch import watch_file
 from tests.model_files.hostile import HOSTILE
+from tests.peft_adapters import write_adapter
 
 SIZES: dict[str, Any] = {"vocab_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
 UNLOADABLE = "model 'source' cannot be loaded: the tokenizer"
@@ -79,7 +80,7 @@ def test_config_larger_than_weights_is_refused(layout: StorageLayout, source: Pa
     ):
         ModelStore(layout).import_directory(source, "m")
     print(f"refused in {time.monotonic() - started:.1f} s")
-    assert not ModelStore(layout).has("m")
+    assert ModelStore(layout).find("m") is None
 
 
 def test_valid_model_is_imported(layout: StorageLayout, source: Path) -> None:
@@ -92,6 +93,40 @@ def test_model_construction_is_limited_in_memory(source: Path) -> None:
     change_config(source, model_type="gpt_neo", num_layers=2, attention_types=endless)
     with pytest.raises(ModelRefusedError, match="^checking its model takes more memory than"):
         check_import(source)
+
+
+def test_adapter_is_imported_with_or_without_a_tokenizer(
+    layout: StorageLayout, tiny_model: Path, tmp_path: Path
+) -> None:
+    base = ModelStore(layout).add(tiny_model, "base")
+    adapter = write_adapter(tiny_model, tmp_path / "adapter")
+    bare = check_import(adapter, base=base.path)
+    assert (bare.tokenizer_bytes, bare.cache_token_bytes) == (0, 0)
+    assert bare.weight_bytes == (adapter / "adapter_model.safetensors").stat().st_size
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tiny_model / name, adapter)
+    (adapter / "tokenizer_config.json").write_text('{"trust_remote_code": true, "eos_token": "a"}')
+    assert check_import(adapter, base=base.path).tokenizer_bytes > 0
+    imported = ModelStore(layout).import_directory(adapter, "a", base_id="base")
+    kept = json.loads((imported.path / "tokenizer_config.json").read_text())
+    assert (imported.is_adapter, kept) == (True, {"eos_token": "a"})
+
+
+def test_faults_of_an_imported_adapter_are_found_in_the_process(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tiny_model, tmp_path / "adapter")
+    (adapter / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelRefusedError, match="^model '.*' cannot be loaded: the tokenizer"):
+        check_import(adapter, base=tiny_model)
+    shutil.copy(tiny_model / "tokenizer.json", adapter)
+    (adapter / "chat_template.jinja").write_text("{% for a in range(10**9) %}{% endfor %}")
+    with pytest.raises(ModelRefusedError, match="^the chat template"):
+        check_import(adapter, base=tiny_model)
+    change = json.loads((adapter / "adapter_config.json").read_text()) | {"bias": "all"}
+    (adapter / "adapter_config.json").write_text(json.dumps(change))
+    with pytest.raises(ModelRefusedError, match=r"^adapter_config\.json: 'bias' is 'all'"):
+        check_import(adapter, base=tiny_model)
 
 
 def test_import_check_beyond_timeout_is_killed(source: Path) -> None:

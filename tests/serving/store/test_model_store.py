@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import ModelInUseError, ModelNotFoundError, TooManyAliasesError
+from serving.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    ModelInUseError,
+    ModelNotFoundError,
+    TooManyAliasesError,
+)
 from serving.store.aliases import AliasBook
 from serving.store.clean_up import clean_up_models
 from serving.store.lineage import Lineage
@@ -20,6 +26,8 @@ from storage import durable
 from storage.layout import StorageLayout
 from storage.manifest import verify_directory
 from tests.damage import damage
+from tests.peft_adapters import write_adapter
+from training.base_model import find_revision
 
 
 def _copy(source: Path, layout: StorageLayout) -> Path:
@@ -190,7 +198,7 @@ def _link_outside(model: Path) -> None:
     [
         (
             lambda model: (model / "config.json").unlink(),
-            "'.*' is not a model directory: it has no config.json$",
+            "'.*' is neither the directory of a model nor of an adapter: it has no config.json",
         ),
         (
             lambda model: (model / "model.safetensors").unlink(),
@@ -204,7 +212,7 @@ def _link_outside(model: Path) -> None:
         (lambda model: (model / "optimizer.PT").touch(), "optimizer.PT may hold pickled"),
         (
             lambda model: (model / "adapter_config.json").touch(),
-            "'.*' has adapter_config.json, so it is an adapter of PEFT",
+            "'.*' has adapter_config.json and config.json, so it is an adapter of PEFT in",
         ),
         (_set_key("config.json", "auto_map", {}), "config.json asks for code"),
         (_set_key("tokenizer_config.json", "auto_map", {}), "tokenizer_config.json asks for code"),
@@ -498,3 +506,149 @@ def test_scratch_of_killed_processes_is_removed_at_start(
         (left / ".lock").touch()  # no process holds this lock any more
     clean_up_models(layout)
     assert [path.name for path in layout.models.iterdir()] == ["a"]
+
+
+@pytest.fixture
+def adapter(tiny_model: Path, tmp_path: Path) -> Path:
+    return write_adapter(tiny_model, tmp_path / "adapter")
+
+
+def _write_origin(adapter: Path, base_model: str, revision: str | None, **others: object) -> None:
+    origin = {"base_model": base_model, "base_model_revision": revision}
+    durable.write_json(adapter / "lineage.json", {**origin, **others})
+
+
+def test_adapter_names_the_base_that_its_caller_passes(
+    store: ModelStore, tiny_model: Path, adapter: Path
+) -> None:
+    base = store.add(tiny_model, "base")
+    assert base.revision == find_revision(str(base.path))
+    for model_id, publish in (("a", store.add), ("b", store.install)):
+        added = publish(adapter, model_id, base_id="base")
+        assert (added.is_adapter, added.task, base.is_adapter) == (True, "causal_lm", False)
+        assert added.lineage.base_model_revision == base.revision
+        assert store.get_base(added) == base
+        added.verify()
+    assert not (adapter / "lineage.json").exists()
+    imported = store.import_directory(adapter, "c", base_id="base")
+    settings = json.loads((imported.path / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == "base"
+    assert (store.get_base(imported), store.reader.find_root(imported)) == (base, "base")
+
+
+def test_published_adapter_has_the_base_of_its_lineage(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, adapter: Path
+) -> None:
+    base = store.add(tiny_model, "base")
+    _write_origin(adapter, "base", base.revision, run_id="r")
+    durable.seal_directory(adapter)
+    before = (adapter / durable.MANIFEST_NAME).read_bytes()
+    published = store.publish(_copy(adapter, layout), "a")
+    assert store.get_base(published) == base
+    assert (published.path / durable.MANIFEST_NAME).read_bytes() == before
+
+
+def test_adapter_finds_its_base_under_another_id(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path, adapter: Path
+) -> None:
+    """The lineage names the revision of a stored model, or the weights of a folder."""
+    store.add(other_model, "there")
+    base = store.add(tiny_model, "here")
+    for number, revision in enumerate((base.revision, find_revision(str(tiny_model)))):
+        origin = {"base_model": "there", "base_model_revision": revision}
+        _write_origin(adapter, "there", revision, run_id="r", root=origin)
+        durable.seal_directory(adapter)
+        published = store.publish(_copy(adapter, layout), f"a-{number}")
+        assert (published.lineage.base_model, published.lineage.run_id) == ("here", "r")
+        assert store.get_base(published) == base
+        assert store.reader.find_root(published) == "here"
+        published.verify()
+    _write_origin(adapter, "owner/name", "0" * 40)  # a commit on the hub cannot be compared
+    assert store.get_base(store.add(adapter, "b", base_id="here")) == base
+
+
+def test_adapter_without_its_base_is_refused(
+    store: ModelStore, tiny_model: Path, other_model: Path, adapter: Path
+) -> None:
+    base, other = store.add(tiny_model, "base"), store.add(other_model, "other")
+    for publish in (store.add, store.install, store.import_directory):
+        (adapter / "lineage.json").unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=r"^the adapter names no base model in a lineage\.jso"):
+            publish(adapter, "a")
+        with pytest.raises(ValueError, match="^the base model 'none' is no model of the store; "):
+            publish(adapter, "a", base_id="none")
+        _write_origin(adapter, "base", base.revision)
+        with pytest.raises(
+            ValueError, match="^the adapter is for base model 'base' of revision sh"
+        ):
+            publish(adapter, "a", base_id="other")
+        _write_origin(adapter, "base", f"sha256:{'0' * 64}")
+        with pytest.raises(
+            ValueError, match="^the adapter is for base model 'base' of .*, and no "
+        ):
+            publish(adapter, "a")
+    assert other.exists()
+    _write_origin(adapter, "base", base.revision)
+    store.add(adapter, "a")
+    with pytest.raises(ValueError, match="^the base model 'a' is an adapter itself; "):
+        store.add(adapter, "b", base_id="a")
+    with pytest.raises(InvalidRequestError, match="^base_model is 'base', and the model to be add"):
+        store.install(tiny_model, "b", base_id="base")
+
+
+def test_base_of_an_adapter_cannot_be_deleted(
+    store: ModelStore, tiny_model: Path, other_model: Path, adapter: Path
+) -> None:
+    store.add(tiny_model, "base")
+    store.add(other_model, "other")
+    store.add(adapter, "a", base_id="base")
+    with pytest.raises(
+        ModelInUseError, match="^model 'base' is the base model of 1 adapters: 'a';"
+    ):
+        store.delete("base")
+    store.delete("other")
+    store.delete("a")
+    store.delete("base")
+
+
+def test_base_that_is_deleted_while_its_adapter_is_added_is_missed(
+    store: ModelStore, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add(tiny_model, "base")
+    seal = durable.seal_directory
+
+    def delete_first(directory: Path) -> None:
+        seal(directory)
+        store.delete("base")
+        monkeypatch.undo()
+        store.add(tiny_model, "base")  # another one with the same id and content
+
+    monkeypatch.setattr(durable, "seal_directory", delete_first)
+    with pytest.raises(
+        ModelNotFoundError, match="^the base model 'base' of adapter 'a' has been de"
+    ):
+        store.add(adapter, "a", base_id="base")
+    assert [model.id for model in store.list_models()] == ["base"]
+
+
+def test_lost_base_of_an_adapter_is_reported(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, other_model: Path, adapter: Path
+) -> None:
+    base = store.add(tiny_model, "base")
+    added = store.add(adapter, "a", base_id="base")
+    shutil.rmtree(base.path)
+    with pytest.raises(
+        EngineDeadError, match="^adapter 'a' needs its base model 'base', which does"
+    ):
+        store.get_base(added)
+    store.add(other_model, "base")
+    with pytest.raises(
+        EngineDeadError, match="^adapter 'a' is for model 'base' of revision sha256:"
+    ):
+        store.get_base(added)
+    (layout.model("a") / "lineage.json").write_text("{}")
+    with pytest.raises(EngineDeadError, match="^adapter 'a' names no base model: its lineage.json"):
+        store.get_base(store.get("a"))
+    (layout.model("a") / "lineage.json").write_text("[]")
+    with pytest.raises(EngineDeadError, match="^the base model of adapter 'a' is unknown: "):
+        store.get_base(store.get("a"))
