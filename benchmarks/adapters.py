@@ -138,7 +138,8 @@ async def _ask_all(
             await _ask(replica, name, prompt, options.output_tokens)
 
     await asyncio.gather(*(keep_asking(client) for client in range(options.clients)))
-    return len(prompts) * options.output_tokens / (time.perf_counter() - started)
+    num_tokens: int = len(prompts) * options.output_tokens
+    return num_tokens / (time.perf_counter() - started)
 
 
 async def _ask(replica: Any, model: str, prompt: str, num_tokens: int) -> str:

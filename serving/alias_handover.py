@@ -16,9 +16,9 @@ from serving.errors import (
     ServingError,
 )
 from serving.handover_outcomes import HandoverOutcomes
-from serving.loaded_models import list_used
 from serving.metrics import GeneratorMetrics
-from serving.model_pool import ModelPool
+from serving.pool.loaded_models import list_used
+from serving.pool.model_pool import ModelPool
 from serving.store.handover_log import HandoverLog
 from serving.store.model_names import LATEST_ALIAS
 from serving.store.model_store import ModelStore

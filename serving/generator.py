@@ -14,7 +14,7 @@ from serving.engine.remote import fork_server
 from serving.errors import EngineDeadError, ServingError
 from serving.loading.memory import find_default_budget
 from serving.metrics import GeneratorMetrics, RequestRecord
-from serving.model_pool import ModelPool
+from serving.pool.model_pool import ModelPool
 from serving.refusals import Refusal, make_refusal
 from serving.request_execution import RequestExecution, merge_answers
 from serving.serve_log import log_to_serve

@@ -139,7 +139,8 @@ class AdaptedLinear(nn.Module):
         by_row = gains[self._rows.positions]  # -1 is the last row
         if bias is None:
             return outputs * by_row
-        return (outputs - bias) * by_row + bias
+        scaled: torch.Tensor = (outputs - bias) * by_row + bias
+        return scaled
 
     def _find_stack(self) -> _Stack | None:
         """Return the stacked factors of the batch's adapters; None if none changes this layer."""
@@ -170,6 +171,6 @@ def _find_dense_weight(layer: Any) -> torch.Tensor:
     """Return the weight of a layer as `[out, in]`, unpacked if it is packed."""
     weight: torch.Tensor = layer.weight.detach()
     if isinstance(layer, PackedLinear):
-        dense: torch.Tensor = weight.to_dense()  # type: ignore[no-untyped-call]
+        dense: torch.Tensor = weight.to_dense()
         return dense
     return weight.T if isinstance(layer, Conv1D) else weight

@@ -10,7 +10,7 @@ from model_files.json_files import read_object
 from model_files.weight_headers import read_weight_headers
 from serving.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from serving.loading.config_sizes import check_config_sizes
-from serving.memory_budget import format_gb
+from serving.pool.memory_budget import format_gb
 from serving.served_task import Predictor
 from serving.store.stored_model import StoredModel
 from system.threads import lower_thread_priority, run_in_new_thread

@@ -11,9 +11,9 @@ from serving.engine.engine import Engine
 from serving.engine.remote import fork_server
 from serving.engine.sampling import Sampling
 from serving.errors import DeadlineExceededError, EngineDeadError, OverloadedError
-from serving.eviction import LOAD_RETRY_AFTER_S, Eviction
-from serving.loaded_models import LoadedModel, LoadedModels, Loading, list_used
-from serving.memory_budget import MemoryEstimates
+from serving.pool.eviction import LOAD_RETRY_AFTER_S, Eviction
+from serving.pool.loaded_models import LoadedModel, LoadedModels, Loading, list_used
+from serving.pool.memory_budget import MemoryEstimates
 from serving.settings import EngineSettings
 from serving.store.stored_model import StoredModel
 from system.threads import lower_thread_priority, run_in_new_thread

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from serving.errors import OverloadedError
-from serving.loaded_models import LoadedModels, Loading, list_used
-from serving.memory_budget import format_gb
+from serving.pool.loaded_models import LoadedModels, Loading, list_used
+from serving.pool.memory_budget import format_gb
 from serving.store.stored_model import StoredModel
 
 LOAD_RETRY_AFTER_S = 5

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from serving.engine.engine import Engine
-from serving.loaded_models import LoadedModel, LoadedModels
+from serving.pool.loaded_models import LoadedModel, LoadedModels
 from serving.settings import EngineSettings
 from serving.store.model_store import ModelStore
 from tests.serving.conftest import find_engine_processes

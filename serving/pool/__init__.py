@@ -1,0 +1,1 @@
+"""The models that a replica has in memory: loaded on demand, leased, evicted."""
