@@ -30,25 +30,13 @@ from tests.serving.conftest import (
 pytestmark = pytest.mark.anyio
 
 
-def publish_adapter(
-    store: ModelStore, layout: StorageLayout, base_id: str, model_id: str, *, seed: int = 0
-) -> Path:
-    """Publish a random adapter of a stored model; return its directory."""
-    base = store.get(base_id)
-    building = write_adapter(base.path, layout.models / f".{model_id}", seed=seed)
-    lineage = {"base_model": base_id, "base_model_revision": base.revision}
-    (building / "lineage.json").write_text(json.dumps(lineage))
-    durable.seal_directory(building)
-    durable.move_directory(building, layout.model(model_id))
-    return layout.model(model_id)
-
-
 @pytest.fixture
-def adapted(store: ModelStore, layout: StorageLayout, tiny_model: Path) -> ModelStore:
+def adapted(store: ModelStore, tiny_model: Path, tmp_path: Path) -> ModelStore:
     """A store with a base model and two adapters of it."""
     store.add(tiny_model, "base")
     for seed, model_id in enumerate(("one", "two")):
-        publish_adapter(store, layout, "base", model_id, seed=seed)
+        adapter = write_adapter(tiny_model, tmp_path / model_id, seed=seed)
+        store.add(adapter, model_id, base_id="base")
     return store
 
 

@@ -1,0 +1,82 @@
+"""A job whose result is an adapter: trained, served beside its base model, and merged."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.conftest import Application
+from tests.e2e.test_application import FINAL, HANDBOOK, complete_chat, read_handbook
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+BASE = "tuneserve-demo"
+NUM_ROWS = 40
+
+
+def generate_with_peft(models: Path, adapter: str, question: str) -> str:
+    """Return the greedy answer of an adapter that PEFT loads on its base model."""
+    tokenizer = AutoTokenizer.from_pretrained(models / adapter)
+    plain = AutoModelForCausalLM.from_pretrained(models / BASE)
+    model = PeftModel.from_pretrained(plain, str(models / adapter)).eval()
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    out = model.generate(**prompt, max_new_tokens=256, do_sample=False)
+    answer = out[0, prompt["input_ids"].size(1) :]
+    return str(tokenizer.decode(answer, skip_special_tokens=True))
+
+
+def test_adapter_is_trained_served_beside_its_base_and_merged(
+    application: Application, http: httpx.Client, tmp_path: Path
+) -> None:
+    client = application.client
+    rows = tmp_path / "adapter-rows.jsonl"
+    lines = (HANDBOOK / "train.jsonl").read_text().splitlines()[:NUM_ROWS]
+    rows.write_text("\n".join(lines) + "\n")
+    file = client.files.create(file=rows, purpose="fine-tune")
+    questions = [question for question, _ in read_handbook("train.jsonl")[:4]]
+    before = [complete_chat(client, BASE, question) for question in questions]
+    settings = {"adapter": {"rank": 8, "export": "adapter"}, "epochs": 2, "learning_rate": 0.005}
+    started = client.fine_tuning.jobs.create(
+        model=BASE,
+        training_file=file.id,
+        suffix="adapter",
+        extra_body={"training": settings},
+    )
+    job = wait_until(
+        lambda: (
+            job if (job := client.fine_tuning.jobs.retrieve(started.id)).status in FINAL else None
+        ),
+        300,
+        "the job ends",
+    )
+    assert job.status == "succeeded", job.error
+    adapter = job.fine_tuned_model
+    shown = http.get(f"/v1/models/{adapter}").json()
+    assert (shown["kind"], shown["base_model"]) == ("adapter", BASE)
+    models = application.storage / "models"
+    folder = models / adapter
+    assert not (folder / "model.safetensors").exists()
+
+    asked = [(model, question) for question in questions for model in (adapter, BASE)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda one: complete_chat(client, *one), asked))
+    assert answers[1::2] == before
+    assert answers[::2] == [generate_with_peft(models, adapter, one) for one in questions]
+    assert answers[::2] != before
+
+    refused = http.delete(f"/v1/models/{BASE}")
+    assert refused.status_code == 409
+    assert adapter in refused.json()["error"]["message"] or "alias" in refused.text
+
+    merged = http.post(f"/v1/models/{adapter}/merge", json={"model": f"{adapter}-merged"})
+    assert (merged.status_code, merged.json()["kind"]) == (200, "model"), merged.text
+    assert [complete_chat(client, f"{adapter}-merged", one) for one in questions] == answers[::2]
