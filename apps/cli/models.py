@@ -85,6 +85,19 @@ def verify(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False) -
     show(answer, as_json, lambda: f"{model_id} matches what was published")
 
 
+@models.command()
+def merge(
+    adapter: Annotated[str, typer.Argument(help="Id of an adapter, or an alias.")],
+    model_id: Annotated[str, typer.Argument(help="Id of the new model.")],
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Merge an adapter into its base model: a complete model, verified by its logits."""
+    with notes.status("Merging and verifying"):
+        model = run_with_api(url, lambda api: api.models.merge(adapter, model_id))
+    show(model.raw, as_json, lambda: f"merged {adapter} into {model.id}")
+
+
 models.command()(export)
 
 

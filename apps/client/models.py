@@ -12,7 +12,7 @@ ArchiveFormat = Literal["tar", "zip"]
 
 
 class ModelsClient:
-    """Lists, shows, imports, exports and deletes models; moves aliases."""
+    """Lists, shows, imports, merges, exports and deletes models; moves aliases."""
 
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
@@ -35,6 +35,12 @@ class ModelsClient:
         """Upload the archive of an external model."""
         path = join_path(MODELS_PATH, model_id)
         request = ApiRequest("PUT", path, content=archive, kind="transfer")
+        return read_resource(Model, await self._connection.read_object(request))
+
+    async def merge(self, adapter_id: str, model_id: str) -> Model:
+        """Merge an adapter into its base model, and return the new model once it is verified."""
+        path = join_path(MODELS_PATH, adapter_id, "merge")
+        request = ApiRequest("POST", path, json={"model": model_id}, kind="transfer")
         return read_resource(Model, await self._connection.read_object(request))
 
     async def delete(self, model_id: str) -> Mapping[str, object]:

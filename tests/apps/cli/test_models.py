@@ -10,6 +10,7 @@ from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.cli.conftest import Call
 from tests.apps.conftest import add_job
+from tests.peft_adapters import write_adapter
 
 
 @pytest.fixture
@@ -56,6 +57,15 @@ def test_model_archive_is_imported_like_folder(
     assert call("models", "export", "tiny", "tiny.zip")[0] == 0
     assert call("models", "add", "tiny.zip", "again") == (0, "added again")
     assert call("models", "verify", "again")[0] == 0
+
+
+def test_adapter_is_merged(call: Call, store: ModelStore, tiny_model: Path, tmp_path: Path) -> None:
+    store.add(write_adapter(tiny_model, tmp_path / "adapter"), "adapted", base_id="tiny")
+    assert call("models", "merge", "adapted", "whole") == (0, "merged adapted into whole")
+    assert not store.get("whole").is_adapter
+    assert call("models", "verify", "whole")[0] == 0
+    status, output = call("models", "merge", "tiny", "other")
+    assert (status, "'tiny' is a complete model" in output) == (1, True)
 
 
 def test_verify_of_damaged_model_names_file(call: Call, layout: StorageLayout) -> None:
