@@ -6,6 +6,7 @@ from html import escape
 from urllib.parse import quote
 
 from apps.client.resources import Event, Job, Preview, Row, Token
+from apps.ui.merging import Merge
 
 STATUS_WORDS = {
     "validating_files": "Checking data",
@@ -173,8 +174,8 @@ def _render_run_item(job: Job, is_selected: bool) -> str:
     )
 
 
-def render_run(job: Job, stage: str) -> str:
-    """Render the selected run: name, status, model, data and progress."""
+def render_run(job: Job, stage: str, merge: Merge | None = None) -> str:
+    """Render the selected run: name, status, model, data, progress and results."""
     error = render_notice(job.error.message, "error") if job.error else ""
     return (
         f'<div class="ts-run-head" data-run="{escape(job.id)}"><h2>{escape(name_job(job))}</h2>'
@@ -182,6 +183,7 @@ def render_run(job: Job, stage: str) -> str:
         f'<p class="ts-muted">{escape(job.model)} on {escape(name_data(job))} · '
         f"started {format_moment(job.created_at)}</p>"
         f"{error}{_render_progress(job, stage)}{_render_result_link(job)}"
+        f"{_render_merged_link(merge)}"
     )
 
 
@@ -219,6 +221,17 @@ def _render_result_link(job: Job) -> str:
         f'<p class="ts-result"><a id="{elem_id}" class="ts-button" '
         f'href="./{page}?model={quote(job.fine_tuned_model)}">{label}</a>'
         f"<code>{escape(job.fine_tuned_model)}</code></p>"
+    )
+
+
+def _render_merged_link(merge: Merge | None) -> str:
+    """Render the link to the chat with a merged model; empty if there is none."""
+    if merge is None or not merge.exists:
+        return ""
+    return (
+        f'<p class="ts-result"><a id="chat-with-merged" class="ts-button" '
+        f'href="./chat?model={quote(merge.model_id)}">Chat with the merged model</a>'
+        f"<code>{escape(merge.model_id)}</code></p>"
     )
 
 

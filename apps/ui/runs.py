@@ -22,6 +22,7 @@ from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.evaluation import render_evaluation
 from apps.ui.loss_curve import render_loss_curve
+from apps.ui.merging import AdapterMerger, Merge
 
 ACTIVE_INTERVAL_S = 1.5
 IDLE_INTERVAL_S = 8.0
@@ -63,6 +64,7 @@ class View:
     is_resumable: bool = False
     is_pausing: bool = False
     is_cancelling: bool = False
+    merge: Merge | None = None
     interval_s: float = IDLE_INTERVAL_S
     known: KnownEvents = NO_EVENTS
 
@@ -89,13 +91,30 @@ class View:
                 visible=self.is_active or self.is_paused,
                 interactive=not self.is_cancelling,
             ),
+            gr.Button(
+                "Merging…" if self.is_merging else "Merge into a complete model",
+                visible=self.merge is not None and not self.merge.exists,
+                interactive=not self.is_merging,
+            ),
             gr.Timer(self.interval_s),
             self.known,
         ]
 
+    @property
+    def is_merging(self) -> bool:
+        """Whether the adapter of the selected run is being merged."""
+        return self.merge is not None and self.merge.is_running
 
-async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EVENTS) -> View:
+
+async def read_view(
+    client: ApiClient,
+    selected: str,
+    known: KnownEvents = NO_EVENTS,
+    merger: AdapterMerger | None = None,
+) -> View:
     """Request the page's content from the API, except the events in `known`.
+
+    `merger` knows which adapters are being merged; none are without it.
 
     Raises `ApiClientError`.
     """
@@ -107,18 +126,19 @@ async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EV
     run_list = markup.render_run_list(jobs, job.id if job else "")
     if job is None:
         return View(run_list=run_list)
-    known, metrics, evaluations, log = await asyncio.gather(
+    known, metrics, evaluations, log, merge = await asyncio.gather(
         read_events(client, job.id, known),
         client.job_outputs.list_metrics(job.id, max_points=CURVE_POINTS),
         client.job_outputs.list_evaluations(job.id, limit=1),
         client.job_outputs.read_log(job.id, LOG_BYTES),
+        (merger or AdapterMerger(client)).find(job),
     )
     events = known.events
     is_any_active = job.is_active or any(other.is_active for other in jobs)
     return View(
         selected=job.id,
         run_list=run_list,
-        run=markup.render_run(job, describe_stage(job, events)),
+        run=markup.render_run(job, describe_stage(job, events), merge),
         curve=render_loss_curve(metrics) if metrics or job.is_active else "",
         evaluation=render_evaluation(evaluations),
         events=markup.render_events(events),
@@ -128,6 +148,7 @@ async def read_view(client: ApiClient, selected: str, known: KnownEvents = NO_EV
         is_resumable=job.resumable,
         is_pausing=job.status == "running" and is_about_to_pause(events),
         is_cancelling=job.is_active and has_cancel_request(events),
+        merge=merge,
         interval_s=ACTIVE_INTERVAL_S if is_any_active else IDLE_INTERVAL_S,
         known=known,
     )
@@ -204,6 +225,7 @@ class _Detail:
             self.pause = _build_button("Pause this run", "pause-button")
             self.resume = _build_button("Resume this run", "resume-button")
             self.cancel = _build_button("Cancel this run", "cancel-button")
+            self.merge = _build_button("Merge into a complete model", "merge-button")
         with gr.Accordion("Events", open=True):
             self.events = gr.HTML(elem_id="run-events")
         with gr.Accordion("Log", open=False):
@@ -221,6 +243,7 @@ class _Page:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
+        self.merger = AdapterMerger(client)
         self.selected = gr.Textbox(visible="hidden", elem_id="selected-run", show_label=False)
         notice = gr.HTML(visible=False, elem_id="runs-notice")
         with gr.Row(equal_height=False):
@@ -235,7 +258,7 @@ class _Page:
             *(notice, self.selected, run_list),
             *(self.detail.run, self.detail.curve, self.detail.evaluation),
             *(self.detail.events, self.detail.log, column),
-            *(self.detail.pause, self.detail.resume, self.detail.cancel),
+            *(self.detail.pause, self.detail.resume, self.detail.cancel, self.detail.merge),
             *(self.timer, known),
         ]
 
@@ -246,12 +269,13 @@ class _Page:
     async def refresh(self, selected_id: str, known_events: KnownEvents) -> list[Any]:
         """Return the updates of all outputs, or an error and unchanged outputs."""
         try:
-            return (await read_view(self._client, selected_id, known_events)).to_updates()
+            view = await read_view(self._client, selected_id, known_events, self.merger)
+            return view.to_updates()
         except ApiClientError as exc:  # the next tick retries
             return [show_notice(describe_error(exc)), *[gr.skip() for _ in self.outputs[1:]]]
 
     def on_click(
-        self, button: gr.Button, word: str, change: Callable[[str], Awaitable[Job]]
+        self, button: gr.Button, word: str, change: Callable[[str], Awaitable[object]]
     ) -> None:
         """Make a button change the selected run, and show `word` until the run has changed."""
 
@@ -287,3 +311,4 @@ def build_runs_page(client: ApiClient) -> None:
     page.on_click(page.detail.pause, "Pausing…", client.jobs.pause)
     page.on_click(page.detail.resume, "Resuming…", client.jobs.resume)
     page.on_click(page.detail.cancel, "Cancelling…", client.jobs.cancel)
+    page.on_click(page.detail.merge, "Merging…", page.merger.merge)

@@ -40,6 +40,8 @@ class StubApi:
         self.answering_models: list[str] = []  # of the next answers; then the requested model
         self.holds: list[threading.Event] = []  # events that the next model lists wait for
         self.closed_streams = 0
+        self.merged: list[str] = []  # the models that adapters were merged into
+        self.merge_fault = ""  # the error of every merge
         self.permissions = ["files.write"]
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
@@ -93,6 +95,7 @@ def build_stub(stub: StubApi) -> FastAPI:
     app = FastAPI()
     _add_files(app, stub)
     _add_jobs(app, stub)
+    _add_merges(app, stub)
     _add_chat(app, stub)
     app.add_middleware(_ByteCounter, stub)
     return app
@@ -245,6 +248,23 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
     def get_log(request: Request, job_id: str) -> PlainTextResponse:
         stub.queries.append(("logs", dict(request.query_params)))
         return PlainTextResponse(f"log of {job_id}: {HOSTILE}")
+
+
+def _add_merges(app: FastAPI, stub: StubApi) -> None:
+    @app.get("/v1/models/{model_id}")
+    def get_model(model_id: str) -> Any:
+        if model_id not in stub.merged:
+            return refuse(404, f"no model has the id {model_id!r}")
+        return {"id": model_id, "object": "model"}
+
+    @app.post("/v1/models/{model_id}/merge")
+    def merge_model(model_id: str, body: dict[str, str]) -> Any:
+        if stub.merge_fault:
+            return refuse(409, stub.merge_fault)
+        if stub.holds:
+            assert stub.holds.pop(0).wait(HOLD_TIMEOUT_S), "the merge was not released in time"
+        stub.merged.append(body["model"])
+        return {"id": body["model"], "object": "model", "adapter": model_id}
 
 
 def _add_chat(app: FastAPI, stub: StubApi) -> None:

@@ -1,4 +1,4 @@
-"""The page in a real browser against the real application: an adapter by its preset, and a chat."""
+"""The page in a real browser against the real application: an adapter, a chat, and a merge."""
 
 import pytest
 from playwright.sync_api import BrowserContext, expect
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 __all__ = ["browser", "context"]
 
 
-def test_preset_fine_tunes_adapter_and_result_chats(
+def test_preset_fine_tunes_adapter_that_chats_and_is_merged(
     context: BrowserContext, application: Application
 ) -> None:
     page = context.new_page()
@@ -38,7 +38,18 @@ def test_preset_fine_tunes_adapter_and_result_chats(
     training = job["training"]
     assert isinstance(training, dict)
     assert (training["adapter"]["rank"], training["epochs"]) == (32, 2)
+    assert training["adapter"]["export"] == "adapter"
     model = page.locator("#run-detail .ts-result code").inner_text()
     page.click("#chat-with-it")
     page.wait_for_url("**/ui/chat?model=*")
     chat_with(page, model)
+
+    page.goto(f"{application.url}/ui/runs?run={job_id}")
+    page.click("#merge-button")
+    expect(page.locator("#merge-button")).to_have_text("Merging…")
+    page.locator("#chat-with-merged").click(timeout=RUN_TIMEOUT_MS)
+    page.wait_for_url("**/ui/chat?model=*")
+    chat_with(page, f"{model}-merged")
+    page.goto(f"{application.url}/ui/runs?run={job_id}")
+    expect(page.locator("#chat-with-merged")).to_be_visible()
+    expect(page.locator("#merge-button")).not_to_be_visible()

@@ -1,0 +1,73 @@
+"""The adapter of a run is merged from the page, once, and its result is linked."""
+
+import asyncio
+import threading
+
+import pytest
+
+from apps.client.client import ApiClient
+from apps.client.errors import RequestRefusedError
+from apps.ui import runs
+from apps.ui.merging import AdapterMerger, Merge
+from tests.apps.stub_api import StubApi, ask
+from tests.waiting import wait_for
+
+ADAPTER = {"adapter": {"rank": 8, "export": "adapter"}}
+
+
+def _view(api: StubApi, job_id: str) -> runs.View:
+    return ask(api, lambda client: runs.read_view(client, job_id))
+
+
+def test_only_the_result_of_an_adapter_can_be_merged(api: StubApi) -> None:
+    merged = {"adapter": {"rank": 8, "export": "merged"}}
+    api.add_job("ftjob-1", "succeeded", fine_tuned_model="a", training=ADAPTER)
+    api.add_job("ftjob-2", "succeeded", fine_tuned_model="b", training=merged)
+    api.add_job("ftjob-3", "succeeded", fine_tuned_model="c", training={"adapter": None})
+    api.add_job("ftjob-4", "running", training=ADAPTER)
+    views = [_view(api, job_id) for job_id in api.jobs]
+    assert {view.selected: view.merge for view in views} == {
+        "ftjob-1": Merge("a-merged"),
+        "ftjob-2": None,
+        "ftjob-3": None,
+        "ftjob-4": None,
+    }
+    assert all("chat-with-merged" not in view.run for view in views)
+
+
+def test_merge_is_shown_until_it_ends_and_runs_once(api: StubApi) -> None:
+    api.add_job("ftjob-1", "succeeded", fine_tuned_model="a", training=ADAPTER)
+    release = threading.Event()
+    api.holds.append(release)
+
+    async def merge(client: ApiClient) -> list[Merge | None]:
+        merger = AdapterMerger(client)
+        job = await client.jobs.get("ftjob-1")
+        task = asyncio.create_task(merger.merge("ftjob-1"))
+        await wait_for(lambda: not api.holds, 20, "the merge has begun")
+        found = [await merger.find(job)]
+        await merger.merge("ftjob-1")
+        release.set()
+        await task
+        return [*found, await merger.find(job)]
+
+    running, ended = ask(api, merge)
+    assert running == Merge("a-merged", is_running=True)
+    assert ended == Merge("a-merged", exists=True)
+    assert api.merged == ["a-merged"]
+    view = _view(api, "ftjob-1")
+    assert 'id="chat-with-merged" class="ts-button" href="./chat?model=a-merged"' in view.run
+
+
+def test_failed_merge_can_be_tried_again(api: StubApi) -> None:
+    api.add_job("ftjob-1", "succeeded", fine_tuned_model="a", training=ADAPTER)
+    api.merge_fault = "adapter 'a' was not merged: it does not fit"
+
+    async def merge(client: ApiClient) -> Merge | None:
+        merger = AdapterMerger(client)
+        job = await client.jobs.get("ftjob-1")
+        with pytest.raises(RequestRefusedError, match="it does not fit"):
+            await merger.merge("ftjob-1")
+        return await merger.find(job)
+
+    assert ask(api, merge) == Merge("a-merged")
