@@ -11,10 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from model_files.json_files import read_object
-from model_files.weight_headers import ADAPTER_CONFIG_NAME
+from model_files.weight_headers import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from serving.errors import EngineDeadError
 
-ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<layer>.+)\."
     r"(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(?:\.weight)?)"

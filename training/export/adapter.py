@@ -35,7 +35,7 @@ from training.settings.adapter_settings import AdapterSettings
 from training.spec import TrainingSpec, name_source
 from training.task import Objective
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
 
 
 def export_adapter(
@@ -125,10 +125,10 @@ def _write_weights(
             name_in_file(name): append_initial(name, tensor, buffers)
             for name, tensor in tensors.items()
         },
-        directory / ADAPTER_WEIGHTS,
+        directory / ADAPTER_WEIGHTS_NAME,
         metadata={"format": "pt"},
     )
-    durable.fsync_file(directory / ADAPTER_WEIGHTS)
+    durable.fsync_file(directory / ADAPTER_WEIGHTS_NAME)
     not_finite = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
     zeros = {name for name, tensor in tensors.items() if not tensor.any()}
     expected = probe.zero_parameters if probe else frozenset(zeros)
