@@ -166,7 +166,7 @@ class ModelObject(TypedDict):
 
 
 def _find_base(services: Services, name: str | None) -> str | None:
-    """Return the id of the base model that a request names; raises `ApiError` for an unknown one."""
+    """Return the id of the base model that a request names; raises `ApiError` for no model."""
     if name is None:
         return None
     try:

@@ -168,7 +168,9 @@ async def test_job_does_not_start_from_an_adapter(
         await queue.preview(file_id, "a", 1, {})
     store.point_alias("latest", "a")
     check_file(layout, file_id, is_quick=True)  # as the base of `latest` reads it
-    assert FileStore(layout).get(file_id)["check"]["model"] == "tiny"
+    check = FileStore(layout).get(file_id)["check"]
+    assert check is not None
+    assert check["model"] == "tiny"
 
 
 async def test_task_without_serving_is_refused(
