@@ -124,6 +124,7 @@ class FineTuningQueueReplica:
             reserved_gpus=reserved_gpus,
             limits=settings.to_limits(),
             allowed_loops=settings.allowed_loops,
+            serves_adapters=not settings.upstreams,
         )
         start_retention(open_storage(storage), settings.max_token_cache_bytes)
         self._drain_signal = find_drain_signal()

@@ -40,17 +40,22 @@ def show_model(model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = Fals
 
 @models.command()
 def add(
-    source: Annotated[Path, typer.Argument(help="Folder of a Hugging Face model, or .tar/.zip.")],
+    source: Annotated[
+        Path, typer.Argument(help="Folder of a Hugging Face model or a PEFT adapter, or .tar/.zip.")
+    ],
     model_id: Annotated[str, typer.Argument(help="Its id.")],
+    base: Annotated[
+        str | None, typer.Option(help="Id or alias of an adapter's base model.")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Upload an external model."""
+    """Upload an external model, or an adapter of a model that is there."""
     if not source.exists():
         fail(f"{str(source)!r} does not exist")
     pieces = _pack(source, model_id) if source.is_dir() else _read(source)
     sent = show_progress("Sending", _iterate(pieces))
-    model = run_with_api(url, lambda api: api.models.add(model_id, sent))
+    model = run_with_api(url, lambda api: api.models.add(model_id, sent, base))
     show(model.raw, as_json, lambda: f"added {model.id}")
 
 
@@ -147,6 +152,7 @@ def _render_models(found: list[Model]) -> Rows:
     cells = [
         (
             model.id,
+            model.kind,
             show_time(model.created),
             "" if model.checkpoint_step is None else str(model.checkpoint_step),
             ", ".join(model.aliases),
@@ -154,12 +160,13 @@ def _render_models(found: list[Model]) -> Rows:
         )
         for model in found
     ]
-    return Rows(cells, ("model", "made", "step", "aliases", "by job"))
+    return Rows(cells, ("model", "kind", "made", "step", "aliases", "by job"))
 
 
 def _render_model(model: Model, lineage: Mapping[str, object]) -> Rows:
     cells = [
         ("model", model.id),
+        ("kind", model.kind),
         ("made", show_time(model.created)),
         ("aliases", ", ".join(model.aliases) or "none"),
     ]

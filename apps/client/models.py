@@ -31,10 +31,13 @@ class ModelsClient:
         request = ApiRequest("GET", join_path(MODELS_PATH, model_id, "lineage"))
         return await self._connection.read_object(request)
 
-    async def add(self, model_id: str, archive: AsyncIterable[bytes]) -> Model:
-        """Upload the archive of an external model."""
+    async def add(
+        self, model_id: str, archive: AsyncIterable[bytes], base_model: str | None = None
+    ) -> Model:
+        """Upload the archive of an external model, or of an adapter of `base_model`."""
         path = join_path(MODELS_PATH, model_id)
-        request = ApiRequest("PUT", path, content=archive, kind="transfer")
+        query = None if base_model is None else {"base_model": base_model}
+        request = ApiRequest("PUT", path, query=query, content=archive, kind="transfer")
         return read_resource(Model, await self._connection.read_object(request))
 
     async def merge(self, adapter_id: str, model_id: str) -> Model:

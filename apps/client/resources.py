@@ -94,6 +94,8 @@ class Model(Resource):
     demonstration: bool = False
     run_id: str | None = None
     checkpoint_step: int | None = None
+    kind: str = "model"
+    base_model: str | None = None
 
 
 class ModelAlias(Resource):

@@ -69,6 +69,23 @@ def list_learnable_tasks(model: StoredModel) -> list[str]:
     return sorted(found, key=lambda name: name != model.task)
 
 
+def resolve_base_model(models: ModelStore, name: str) -> StoredModel:
+    """Return the model with an id or alias, from which a job is to start.
+
+    Raises `ModelNotFoundError`, and `InvalidInputError` for an adapter.
+    """
+    model = models.resolve(name)
+    if model.is_adapter:
+        raise InvalidInputError(
+            f"model {model.id!r} is an adapter, and jobs start from complete models: start from "
+            f"its base model {model.lineage.base_model!r}, or merge the adapter into it first "
+            "(PEFT's merge_and_unload) and add the result",
+            param="model",
+            code="model_is_adapter",
+        )
+    return model
+
+
 def build_default_spec(
     models: ModelStore, model: StoredModel, train_file: str, task: str | None = None
 ) -> TrainingSpec:
@@ -96,7 +113,7 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
 
     Raises `InvalidInputError` for an unknown task.
     """
-    model = models.resolve(name)
+    model = resolve_base_model(models, name)
     tasks = list_learnable_tasks(model)
     spec = build_default_spec(models, model, "-", task or next(iter(tasks), None))
     chosen = find_task(spec.task)

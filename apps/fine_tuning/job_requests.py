@@ -254,16 +254,9 @@ class FineTuneRequest(RequestPart):
             settings["adapter"] = {"export": "merged", **adapter}
         with invalid_input("training"):
             spec = TrainingSpec.model_validate(settings)
-            spec = TrainingSpec.model_validate(
+            return TrainingSpec.model_validate(
                 {**settings, **self._translate_hyperparameters(spec)}
             )
-        if spec.adapter is not None and spec.adapter.export != "merged":
-            raise InvalidInputError(
-                f"adapter.export is {spec.adapter.export!r}, and models are served complete: set "
-                "it to 'merged', or leave it out",
-                param="training",
-            )
-        return spec
 
     def find_hyperparameters(self) -> Hyperparameters:
         """Return the requested hyperparameters by OpenAI's names, from the newer or older field."""

@@ -59,6 +59,7 @@ class RunQueue:
         reserved_gpus: float = 0.0,
         limits: UsageLimits | None = None,
         allowed_loops: Sequence[str] = (),
+        serves_adapters: bool = True,
     ) -> None:
         self.layout = layout
         self._runner = runner
@@ -73,7 +74,14 @@ class RunQueue:
         self._rows = RowThread()
         self._validation = ValidationScheduler(layout, runner, self._rows)
         self._creator = JobCreator(
-            layout, runs, sizes, limits, reserved_cpus, reserved_gpus, allowed_loops
+            layout,
+            runs,
+            sizes,
+            limits,
+            reserved_cpus,
+            reserved_gpus,
+            allowed_loops,
+            serves_adapters=serves_adapters,
         )
         self._exporter = CheckpointExporter(layout, runs, runner, sizes, limits)
         self._changes = RunChanges(layout, lock, runs, processes, lost_runs, limits)

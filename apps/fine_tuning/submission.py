@@ -12,11 +12,16 @@ from pydantic import ValidationError
 from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
 from apps.file_index import FileCheck
 from apps.file_store import FileStore
-from apps.fine_tuning.default_settings import build_default_spec, list_offered_tasks
+from apps.fine_tuning.default_settings import (
+    build_default_spec,
+    list_offered_tasks,
+    resolve_base_model,
+)
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import require_lineage
 from apps.fine_tuning.job_requests import FineTuneRequest, parse_fine_tune
+from apps.fine_tuning.validation.adapter_jobs import check_adapter_job, check_adapter_layers
 from apps.fine_tuning.validation.row_task import choose_preview_task
 from apps.fine_tuning.validation.row_validation import (
     RowCountsObject,
@@ -101,6 +106,8 @@ class JobCreator:
         reserved_cpus: float,
         reserved_gpus: float,
         allowed_loops: Sequence[str] = (),
+        *,
+        serves_adapters: bool = True,
     ) -> None:
         self._layout = layout
         self._runs = runs
@@ -111,6 +118,7 @@ class JobCreator:
         self._models = ModelStore(layout)
         self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
         self._allowed_loops = allowed_loops
+        self._serves_adapters = serves_adapters
 
     def create(self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]) -> RunFolder:
         """Validate a request for a fine-tuning job, and create its run, which is queued.
@@ -120,7 +128,7 @@ class JobCreator:
         no room for one more model of this size.
         """
         check_job_counts(self._runs, self._limits)  # before the rows are read
-        model = self._models.resolve(request.model)
+        model = resolve_base_model(self._models, request.model)
         require_lineage(model)  # the new model's lineage refers to it
         new_bytes = self._sizes.measure_model(model.id)
         check_model_space(self._sizes.measure(), self._limits, new_bytes)
@@ -142,7 +150,7 @@ class JobCreator:
         import_transformers()
         from training.data.text.preview import preview_rows, split_tokens
 
-        stored = self._models.resolve(model)
+        stored = resolve_base_model(self._models, model)
         file = self._files.find_content(file_id)
         request = parse_fine_tune(
             {"model": model, "training_file": file_id, "training": dict(training)}
@@ -224,7 +232,7 @@ class JobCreator:
         import_transformers()
         from training.data.run_tables import link_data
         from training.pipeline.architecture import check_architecture
-        from training.preflight.adapter_check import count_learned_parameters
+        from training.preflight.adapter_check import plan_learned_tensors
         from training.preflight.preflight import check_base_model
 
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
@@ -233,13 +241,15 @@ class JobCreator:
         spec = request.resolve_settings(defaults, paths)
         _check_loop(spec, self._allowed_loops)
         _check_served(spec)
+        check_adapter_job(spec, serves_adapters=self._serves_adapters)
         if find_task(spec.task).generates:
             _check_generates(model)
         with invalid_input("model", only=SettingError):
             check_base_model(str(model.path), find_task(spec.task))
         with invalid_input("training", only=SettingError):
             check_architecture(spec)
-            count_learned_parameters(spec)  # refuses an adapter that does not fit
+            planned = plan_learned_tensors(spec)  # refuses an adapter that does not fit
+        check_adapter_layers(spec, planned)
         check_job_size(spec, self._limits)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)

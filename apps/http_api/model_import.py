@@ -90,8 +90,8 @@ class IncomingModel:
                     waiting = bytearray()
             await asyncio.to_thread(self._write, file, waiting)
 
-    def publish(self, model_id: str) -> StoredModel:
-        """Unpack the archive, publish the model and close.
+    def publish(self, model_id: str, base_id: str | None = None) -> StoredModel:
+        """Unpack the archive, publish the model and close; `base_id` is the base of an adapter.
 
         Raises `ApiError` for an invalid archive or model, `FileExistsError` for an id that was
         taken meanwhile, and `OSError` or `ImportCheckError` for faults of the machine.
@@ -99,7 +99,7 @@ class IncomingModel:
         try:
             self._unpack()
             with invalid_input("model", only=ModelRefusedError):
-                return self._store.import_directory(self._find_root(), model_id)
+                return self._store.import_directory(self._find_root(), model_id, base_id=base_id)
         finally:
             self.close()
 

@@ -43,8 +43,12 @@ CHECK_INTERVAL_S = 0.5
 
 
 def list_model_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
-    """List the entries of the model menu: base models first, of these language models first."""
-    ordered = sorted(models, key=lambda model: (not model.base, model.task != DEFAULT_TASK))
+    """List the entries of the model menu: base models first, of these language models first.
+
+    Jobs do not start from adapters.
+    """
+    complete = [model for model in models if model.kind == "model"]
+    ordered = sorted(complete, key=lambda model: (not model.base, model.task != DEFAULT_TASK))
     return [(f"{model.id} (base)" if model.base else model.id, model.id) for model in ordered]
 
 

@@ -108,7 +108,15 @@ def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[Model
 
 
 def _check_settings(model: StoredModel) -> None:
-    """Refuse a model of an earlier release whose settings would make vLLM open a file."""
+    """Refuse an adapter, and a model whose settings would make vLLM open a file.
+
+    Earlier releases accepted such models.
+    """
+    if model.is_adapter:
+        raise ValueError(
+            f"model {model.id!r} is an adapter, which vLLM is not given here: merge it with its "
+            f"base model {model.lineage.base_model!r}, add the result and name that"
+        )
     try:
         check_keys(model.path)
     except ValueError as exc:

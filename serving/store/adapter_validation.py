@@ -45,7 +45,7 @@ _TENSOR = re.compile(
 _PATTERN = re.compile(r"\^?[\w.-]+\$?")  # no repetition: such expressions match in linear time
 _MAX_PATTERNS = 512
 _DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
-_OUTER = frozenset(
+OUTER_LAYERS = frozenset(
     {
         *("lm_head", "embed_out", "output_layer", "embed_tokens", "embed_positions", "embed_in"),
         *("wte", "wpe", "word_embeddings"),
@@ -118,35 +118,41 @@ def clean_adapter_settings(directory: Path, base_id: str) -> None:
 
 
 def read_layer_shapes(file: Path) -> dict[str, LayerShapes]:
-    """Read the shapes of an adapter's tensors by the names of their layers.
+    """Read the shapes of an adapter's tensors by the names of their layers; raise `ValueError`."""
+    return arrange_layers(read_file_header(file), file.name)
 
-    Raises `ValueError` for a tensor that is not one of LoRA or DoRA, and for an incomplete pair.
+
+def arrange_layers(headers: Mapping[str, TensorHeader], source: str) -> dict[str, LayerShapes]:
+    """Return the shapes of an adapter's tensors by the names of their layers.
+
+    `source` names the adapter in messages. Raises `ValueError` for a tensor that is not one of LoRA
+    or DoRA, and for an incomplete pair.
     """
     found: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, header in read_file_header(file).items():
+    for name, header in headers.items():
         matched = _TENSOR.fullmatch(name)
         if matched is None:
             raise ValueError(
-                f"{file.name} has the tensor {name!r}, expected only names as in "
+                f"{source} has the tensor {name!r}, expected only names as in "
                 f"'base_model.model.<layer>.lora_A.weight' of adapted linear layers: {_MERGE}"
             )
         if header.dtype not in _DTYPES:
             raise ValueError(
-                f"tensor {name!r} of {file.name} has dtype {header.dtype}, expected one of "
+                f"tensor {name!r} of {source} has dtype {header.dtype}, expected one of "
                 f"{', '.join(sorted(_DTYPES))}"
             )
         part = matched["part"].removesuffix(".weight")
         if part in (parts := found.setdefault(matched["module"], {})):
-            raise ValueError(f"{file.name} has two tensors {part!r} of layer {matched['module']!r}")
+            raise ValueError(f"{source} has two tensors {part!r} of layer {matched['module']!r}")
         parts[part] = header.shape
     for module, parts in found.items():
         if not {"lora_A", "lora_B"} <= parts.keys():
             raise ValueError(
-                f"{file.name} has for layer {module!r} only {', '.join(sorted(parts))}, expected "
+                f"{source} has for layer {module!r} only {', '.join(sorted(parts))}, expected "
                 "lora_A and lora_B; export the adapter again"
             )
     if not found:
-        raise ValueError(f"{file.name} has no tensors; export the adapter again")
+        raise ValueError(f"{source} has no tensors; export the adapter again")
     return {
         module: LayerShapes(parts["lora_A"], parts["lora_B"], parts.get("lora_magnitude_vector"))
         for module, parts in found.items()
@@ -266,7 +272,7 @@ def _find_weight(
     parts = module.split(".")
     is_in_block = any(part.isdecimal() for part in parts)
     has_vocabulary = weight is not None and vocab_size in weight.shape and not is_in_block
-    if parts[-1] in _OUTER or has_vocabulary:
+    if parts[-1] in OUTER_LAYERS or has_vocabulary:
         raise ValueError(
             f"the adapter changes {module!r}, the head or an embedding of base model "
             f"{base_name!r}, which is not served: {_MERGE}"

@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from model_files.weight_headers import ADAPTER_WEIGHTS_NAME
 from storage import durable
 from tests.e2e.test_equality import differ
 from tests.e2e.training_group import (
@@ -23,7 +24,7 @@ from tests.tiny_model import build_tiny_model
 from tests.training_process import finish, read_steps, start, write_inputs
 from training.checkpoint.format import find_shards
 from training.checkpoint.reference_logits import make_prompt, read_probe
-from training.export.adapter import ADAPTER_WEIGHTS, export_adapter
+from training.export.adapter import export_adapter
 from training.export.merged import export_merged
 from training.export.zero_shards import open_weights
 from training.task import open_default_objective
@@ -154,7 +155,7 @@ def test_exported_adapter_has_the_logits_of_training(folder: Path, tmp_path: Pat
             objective=open_default_objective(),
         )
         assert verification.passed
-        size = (output / ADAPTER_WEIGHTS).stat().st_size
+        size = (output / ADAPTER_WEIGHTS_NAME).stat().st_size
         assert size < (folder / "tiny" / "model.safetensors").stat().st_size
         base = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
         prompt = make_prompt(base.config)
@@ -219,7 +220,7 @@ def test_ddp_has_the_losses_of_zero(tmp_path: Path) -> None:
             assert finish(process) == 0
         runs.append(read_steps(tmp_path, output))
         assert durable.read_json(tmp_path / output / "model" / "verification.json")["passed"]
-        assert (tmp_path / output / "model" / ADAPTER_WEIGHTS).is_file()
+        assert (tmp_path / output / "model" / ADAPTER_WEIGHTS_NAME).is_file()
     expected, found = runs
     assert len(found) > 5
     for name in ("loss", "grad_norm", "eval_loss"):

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from model_files.weight_headers import ADAPTER_WEIGHTS_NAME
 from storage import durable
 from tests.tiny_model import build_tiny_model
 from tests.training.tasks.test_preference import write_rows
 from tests.training_process import finish, read_steps, start
-from training.export.adapter import ADAPTER_WEIGHTS
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +38,7 @@ def test_run_by_zero_equals_run_by_ddp_and_prefers_the_better_answers(tmp_path: 
         assert last["eval_reward_accuracy"] >= 0.9
         assert last["eval_reward_margin"] > 0
         assert durable.read_json(run / "model" / "verification.json")["passed"]
-        assert (run / "model" / ADAPTER_WEIGHTS).is_file()
+        assert (run / "model" / ADAPTER_WEIGHTS_NAME).is_file()
     expected, found = (read_steps(tmp_path, name) for name in strategies)
     assert len(found) > 5
     for name in ("loss", "grad_norm", "eval_loss"):

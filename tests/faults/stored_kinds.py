@@ -50,6 +50,7 @@ NOT_DAMAGED = {
     "runs/*/ray/checkpoints/checkpoint_*/zero_to_*.py": "DeepSpeed's, never read",
     "runs/*/tensorboard/events.*": "written for other programs, never read",
     "models/*/*_config.json": "as the model's configuration, by its manifest",
+    "models/*/adapter_model.safetensors": "as the model's weights, by its manifest",
     "models/*/chat_template.jinja": "as the model's tokenizer, by its manifest",
     "models/*/pretraining.json": "of the demonstration, never read",
     "models/*/README.md": "written for users, never read",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from model_files.weight_headers import ADAPTER_WEIGHTS_NAME
 from storage import durable
 from storage.scratch import build_in_scratch
 from training.adapters.initial import append_initial
@@ -34,8 +35,6 @@ from training.model import find_trained_dtype, load_model
 from training.settings.adapter_settings import AdapterSettings
 from training.spec import TrainingSpec, name_source
 from training.task import Objective
-
-
 
 
 def export_adapter(

@@ -212,6 +212,7 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
 
     try:
         model = models.resolve(LATEST_ALIAS)
+        model = models.get_base(model) if model.is_adapter else model
         with model.lock_shared():
             spec = build_default_spec(models, model, str(path))
             known = find_known_files(layout, spec)

@@ -316,6 +316,10 @@ class Model(_Answer):
     demonstration: bool
     run_id: str | None
     checkpoint_step: int | None
+    kind: Literal["model", "adapter"] = Field(
+        description="'adapter' for weights that are added to those of `base_model`."
+    )
+    base_model: str | None = Field(None, description="Id of an adapter's base model.")
 
 
 class ModelList(_Answer):

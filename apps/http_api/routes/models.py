@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
@@ -22,6 +22,7 @@ from apps.http_api.json_body import JsonBody
 from apps.http_api.model_import import IncomingModel
 from apps.http_api.model_merge import check_merge, merge_stored_adapter
 from apps.http_api.routes import ServicesOf, describe_body
+from serving.errors import ModelNotFoundError
 from serving.openai.protocol import MAX_MODEL_CHARACTERS, RequestPart, parse_part
 from serving.store.aliases import Alias, find_names
 from serving.store.export import ArchiveFormat, stream_archive
@@ -74,10 +75,22 @@ def get_lineage(services: ServicesOf, model_id: str) -> Mapping[str, object]:
 
 @router.put("/{model_id}", openapi_extra={"requestBody": _ARCHIVE})
 @requires(Permission.ADMINISTER)
-async def put_model(services: ServicesOf, model_id: str, request: Request) -> Mapping[str, object]:
-    """Import an external model; the body is a tar or zip archive of its folder."""
+async def put_model(
+    services: ServicesOf,
+    model_id: str,
+    request: Request,
+    base_model: Annotated[
+        str | None,
+        Query(
+            description="Id or alias of the base model of an adapter, unless its lineage names it; "
+            "not for complete models."
+        ),
+    ] = None,
+) -> Mapping[str, object]:
+    """Import an external model or adapter; the body is a tar or zip archive of its folder."""
     # Checked before the large body is received.
     await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
+    base_id = await asyncio.to_thread(_find_base, services, base_model)
     incoming = await asyncio.to_thread(
         IncomingModel, services.layout, services.model_sizes, services.limits
     )
@@ -88,7 +101,7 @@ async def put_model(services: ServicesOf, model_id: str, request: Request) -> Ma
         raise
     try:
         # The import is completed even if the client disconnects.
-        model = await asyncio.shield(_IMPORTS.run(incoming.publish, model_id))
+        model = await asyncio.shield(_IMPORTS.run(incoming.publish, model_id, base_id))
     except FileExistsError as exc:
         raise ApiError(409, str(exc), param="model") from None
     return await asyncio.to_thread(describe_model, services, model)
@@ -182,6 +195,18 @@ class ModelObject(TypedDict):
     demonstration: bool
     run_id: str | None
     checkpoint_step: int | None
+    kind: Literal["model", "adapter"]
+    base_model: NotRequired[str]
+
+
+def _find_base(services: Services, name: str | None) -> str | None:
+    """Return the id of the base model that a request names; raises `ApiError` for no model."""
+    if name is None:
+        return None
+    try:
+        return services.models.resolve(name).id
+    except ModelNotFoundError as exc:
+        raise ApiError(400, exc.message, param="base_model", code=exc.code) from exc
 
 
 def describe_model(services: Services, model: StoredModel) -> ModelObject:
@@ -190,15 +215,20 @@ def describe_model(services: Services, model: StoredModel) -> ModelObject:
 
 
 def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> ModelObject:
-    return {
+    is_base = model.lineage.run_id is None and model.lineage_fault is None
+    described: ModelObject = {
         "id": model.id,
         "object": "model",
         "created": model.created_at,
         "owned_by": "tuneserve",
         "aliases": find_names(aliases, model.id),
         "task": model.task,
-        "base": model.lineage.run_id is None and model.lineage_fault is None,
+        "base": is_base and not model.is_adapter,
         "demonstration": root == DEMONSTRATION_MODEL,
         "run_id": model.lineage.run_id,
         "checkpoint_step": model.lineage.checkpoint_step,
+        "kind": "adapter" if model.is_adapter else "model",
     }
+    if model.is_adapter and model.lineage.base_model is not None:
+        described["base_model"] = model.lineage.base_model
+    return described

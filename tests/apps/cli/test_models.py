@@ -98,3 +98,22 @@ def test_alias_cannot_take_model_name_reserved_by_job(call: Call, layout: Storag
     record = add_job(layout, "tiny").read_record()
     status, output = call("models", "promote", name_model(record), "tiny")
     assert (status, "is what job 'ftjob-000001' calls its model" in output) == (1, True)
+
+
+def test_adapter_is_added_with_its_base_and_listed(
+    call: Call, layout: StorageLayout, tmp_path: Path
+) -> None:
+    adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter")
+    status, output = call("models", "add", str(adapter), "mine")
+    assert (status, "the adapter names no base model" in output) == (1, True), output
+    status, output = call("models", "add", str(adapter), "mine", "--base", "latest")
+    assert (status, "added mine" in output) == (0, True), output
+    _, output = call("models", "list")
+    assert "mine adapter" in output
+    assert "tiny model" in output
+    status, output = call("models", "show", "mine")
+    assert status == 0
+    assert "kind adapter" in output
+    assert "base model tiny" in output
+    status, output = call("models", "delete", "tiny")
+    assert status == 1

@@ -20,6 +20,7 @@ from apps.access.keys import KeyStore
 from apps.access.roles import Role
 from apps.errors import ApiError
 from apps.fine_tuning.cluster.tasks import Task
+from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_lookup import name_model
 from apps.fine_tuning.publication_tasks import execute_export
 from apps.fine_tuning.publishing import (
@@ -30,6 +31,7 @@ from apps.fine_tuning.publishing import (
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
+from serving.errors import ModelInUseError
 from serving.loading.loading import load_model
 from serving.store.model_store import ModelStore
 from storage import durable
@@ -38,7 +40,8 @@ from storage.layout import StorageLayout
 from storage.locks import LockedError, lock_existing
 from tests.apps.conftest import NotedJobs
 from tests.damage import damage
-from tests.written_checkpoint import write_sharded
+from tests.written_checkpoint import start_checkpoint, write_sharded
+from training.adapters.layers import add_adapter
 from training.base_model import UnknownModelError, find_revision
 from training.checkpoint.format import CheckpointError
 from training.export.zero_shards import ShardsError
@@ -56,6 +59,12 @@ TIMEOUT_S = 120.0
 @pytest.fixture
 def run(layout: StorageLayout, tiny_model: Path) -> RunFolder:
     """An active run with checkpoints of two workers."""
+    run = create_active_run(layout)
+    add_checkpoint(run, tiny_model, 10)
+    return run
+
+
+def create_active_run(layout: StorageLayout, **settings: Any) -> RunFolder:
     run = RunFolder(layout.run("ftjob-0001"))
     run.data.mkdir(parents=True)
     summary = {"name": "rows", "num_rows": 1, "num_tokens": 2, "num_learned_tokens": 1}
@@ -72,10 +81,8 @@ def run(layout: StorageLayout, tiny_model: Path) -> RunFolder:
         request=request,
         base_revision=find_revision(str(layout.model("tiny"))),
     )
-    run.create(
-        TrainingSpec(base_model=str(layout.model("tiny")), train_file="-", precision="fp32"), record
-    )
-    add_checkpoint(run, tiny_model, 10)
+    sources = {"base_model": str(layout.model("tiny")), "train_file": "-", "precision": "fp32"}
+    run.create(TrainingSpec.model_validate({**sources, **settings}), record)
     return run
 
 
@@ -84,10 +91,32 @@ def add_checkpoint(run: RunFolder, base: Path, step: int) -> Path:
     with torch.no_grad():
         model.get_input_embeddings().weight += 0.01 * step
     folder = write_sharded(run.checkpoints / f"checkpoint_{step:010d}", model, 2)
-    progress = Progress(step=step, num_shares=2, epoch_loss_sum=1.0, epoch_num_targets=1)
+    write_manifests(folder, step, 2)
+    return folder
+
+
+def add_adapter_checkpoint(run: RunFolder, base: Path, step: int) -> Path:
+    settings = run.read_spec().adapter
+    assert settings is not None
+    model: Any = AutoModelForCausalLM.from_pretrained(base)
+    add_adapter(model, settings, has_new_head=False, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    folder = run.checkpoints / f"checkpoint_{step:010d}"
+    module = model.state_dict()
+    buffers = [name for name, _ in model.named_buffers() if name in module]
+    states = {"module": module, "buffer_names": buffers, "shared_params": {}}
+    torch.save(states, start_checkpoint(folder, model) / "mp_rank_00_model_states.pt")
+    write_manifests(folder, step, 1)
+    return folder
+
+
+def write_manifests(folder: Path, step: int, world_size: int) -> None:
+    progress = Progress(step=step, num_shares=world_size, epoch_loss_sum=1.0, epoch_num_targets=1)
     if step > 9:  # the last evaluation was before this checkpoint
         progress = progress.model_copy(update={"eval_loss": 2.0, "evaluated_step": 9})
-    for rank in range(2):
+    for rank in range(world_size):
         files = {
             path.relative_to(folder).as_posix(): {
                 "size_bytes": path.stat().st_size,
@@ -95,13 +124,12 @@ def add_checkpoint(run: RunFolder, base: Path, step: int) -> Path:
             }
             for path in folder.rglob("*")
             if path.is_file()
-            and (f"rank_{rank}_mp" in path.name or (not rank and "rank" not in path.name))
+            and (f"rank_{rank}_mp" in path.name or (not rank and "rank_1" not in path.name))
         }
-        manifest = {"rank": rank, "world_size": 2, "files": files}
+        manifest = {"rank": rank, "world_size": world_size, "files": files}
         if rank == 0:
             manifest["progress"] = progress.model_dump()
         durable.write_json(folder / f"manifest-{rank:05d}.json", manifest)
-    return folder
 
 
 def test_checkpoint_of_active_run_is_published(layout: StorageLayout, run: RunFolder) -> None:
@@ -116,6 +144,27 @@ def test_checkpoint_of_active_run_is_published(layout: StorageLayout, run: RunFo
     assert store.resolve("latest").id == "tiny", "an alias moved without a request"
     assert run.read_record().status == "running"
     assert not [path for path in run.path.iterdir() if "export" in path.name]
+
+
+@pytest.mark.parametrize("settings", [{}, {"init": "pissa", "rank": 16}, {"method": "dora"}])
+def test_adapter_of_a_run_is_published_for_its_base(
+    layout: StorageLayout, tiny_model: Path, settings: dict[str, Any]
+) -> None:
+    run = create_active_run(layout, adapter={"rank": 4, "export": "adapter", **settings})
+    add_adapter_checkpoint(run, tiny_model, 10)
+    model = publish_checkpoint(layout, run.path.name, 10, "mine")
+    store = ModelStore(layout)
+    assert (model.is_adapter, model.task, model.lineage.run_id) == (
+        True,
+        "causal_lm",
+        run.path.name,
+    )
+    assert store.get_base(model).id == "tiny"
+    model.verify()
+    with pytest.raises(ModelInUseError, match="^model 'tiny' is "):
+        store.delete("tiny")
+    assert store.reader.list_adapters(store.get("tiny")) == ["mine"]
+    assert ModelSizes(layout).measure_model("mine") > 0
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "gone"])

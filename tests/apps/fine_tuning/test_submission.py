@@ -18,13 +18,19 @@ from apps.fine_tuning import default_settings
 from apps.fine_tuning.default_settings import list_presets
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import name_model
+from apps.fine_tuning.job_requests import parse_fine_tune
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
+from apps.fine_tuning.validation.adapter_jobs import check_adapter_job, check_adapter_layers
+from apps.fine_tuning.validation.row_validation import check_file
 from serving.errors import InvalidRequestError
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.conftest import ROW, create_run
 from tests.apps.fine_tuning.conftest import fill_disk
+from tests.peft_adapters import write_adapter
 from training.data.faults import DataError
+from training.preflight.adapter_check import plan_learned_tensors
 from training.run.folder import RunFolder
 from training.settings.task_settings import DEFAULT_TASK
 from training.spec import TrainingSpec
@@ -58,9 +64,25 @@ pytestmark = pytest.mark.anyio
             "adapter.rank is 33, more than 'model.layers.0.self_attn.q_proj' of 32 × 32 has",
         ),
         (
-            {"training": {"adapter": {"export": "adapter"}}},
+            {
+                "training": {
+                    "task": "sequence_classification",
+                    "adapter": {"export": "adapter"},
+                    "task_settings": {"labels": ["a", "b"]},
+                }
+            },
             InvalidInputError,
-            "adapter.export is 'adapter', and models are served complete",
+            "adapter.export is 'adapter', and training.task is 'sequence_classification', and ad",
+        ),
+        (
+            {"training": {"adapter": {"export": "adapter", "modules_to_save": ["norm"]}}},
+            InvalidInputError,
+            "adapter.export is 'adapter', and adapter.modules_to_save has 'norm', and an adapter",
+        ),
+        (
+            {"training": {"adapter": {"export": "adapter", "target_modules": ["lm_head"]}}},
+            InvalidInputError,
+            "adapter.export is 'adapter', and adapter.target_modules has 'lm_head', and adapters",
         ),
         ({"training": {"num_workers": 64}}, ApiError, "64 workers × 0.5 CPUs = 32 CPUs"),
         (
@@ -98,6 +120,57 @@ async def test_invalid_job_request_is_refused_without_creating_run(
     with pytest.raises(error, match=f"^{message}"):
         await queue.create({"model": "latest", "training_file": file_id, **change})
     assert RunIndex(layout).scan().runs == []
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "preference"])
+async def test_job_may_leave_an_adapter(layout: StorageLayout, file_id: str, task: str) -> None:
+    training = {"task": task, "adapter": {"export": "adapter", "init": "pissa", "rank": 16}}
+    request = parse_fine_tune({"model": "m", "training_file": file_id, "training": training})
+    base = str(layout.model("tiny"))
+    sources = {"base_model": base, "train_file": "-", "task": task}
+    spec = request.resolve_settings(TrainingSpec.model_validate(sources))
+    assert spec.adapter is not None
+    assert spec.adapter.export == "adapter"
+    check_adapter_job(spec, serves_adapters=True)
+    planned = plan_learned_tensors(spec)
+    assert planned is not None
+    check_adapter_layers(spec, planned)
+    renamed = {name.replace("mlp", "ffn"): shape for name, shape in planned.shapes.items()}
+    refusal = (
+        "^adapter.export is 'adapter', and adapter.target_modules is 'auto', and the adapter has "
+        r"tensors for 'model\.layers\.0\.ffn\.down_proj', .* match no layer"
+    )
+    with pytest.raises(InvalidInputError, match=refusal):
+        check_adapter_layers(spec, planned._replace(shapes=renamed))
+    with pytest.raises(InvalidInputError, match="^adapter.export is 'adapter', and here other ser"):
+        check_adapter_job(spec, serves_adapters=False)
+    request = parse_fine_tune(
+        {"model": "m", "training_file": file_id, "training": {"adapter": {"rank": 4}}}
+    )
+    merged = request.resolve_settings(TrainingSpec.model_validate(sources))
+    assert merged.adapter is not None
+    assert merged.adapter.export == "merged"  # the default of jobs
+    check_adapter_job(merged, serves_adapters=False)
+
+
+async def test_job_does_not_start_from_an_adapter(
+    queue: RunQueue, layout: StorageLayout, file_id: str, tmp_path: Path
+) -> None:
+    base = layout.model("tiny")
+    store = ModelStore(layout)
+    store.add(write_adapter(base, tmp_path / "adapter"), "a", base_id="tiny")
+    refusal = "^model 'a' is an adapter, and jobs start from complete models: start from its base"
+    with pytest.raises(InvalidInputError, match=refusal):
+        await queue.create({"model": "a", "training_file": file_id})
+    with pytest.raises(InvalidInputError, match=refusal):
+        await queue.get_defaults("a")
+    with pytest.raises(InvalidInputError, match=refusal):
+        await queue.preview(file_id, "a", 1, {})
+    store.point_alias("latest", "a")
+    check_file(layout, file_id, is_quick=True)  # as the base of `latest` reads it
+    check = FileStore(layout).get(file_id)["check"]
+    assert check is not None
+    assert check["model"] == "tiny"
 
 
 async def test_task_without_serving_is_refused(

@@ -25,6 +25,7 @@ from serving.errors import ModelNotFoundError
 from serving.store.model_store import ModelStore
 from storage import durable
 from storage.layout import StorageLayout
+from tests.peft_adapters import write_adapter
 from tests.tiny_model import build_tiny_model
 
 DEPLOY = Path(__file__).parents[3] / "deploy.vllm.yaml"
@@ -62,6 +63,13 @@ def test_model_whose_tokenizer_settings_name_file_is_refused(layout: StorageLayo
     durable.publish_directory(source, old)  # as an earlier release imported it
     with pytest.raises(ValueError, match=r"^model 'old' is not given to vLLM: .* 'vocab' is '/etc"):
         describe(layout, models=["old"])
+
+
+def test_adapter_is_not_given_to_vllm(layout: StorageLayout, tmp_path: Path) -> None:
+    adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter")
+    ModelStore(layout).add(adapter, "a", base_id="tiny")
+    with pytest.raises(ValueError, match="^model 'a' is an adapter, which vLLM is not given "):
+        describe(layout, models=["a"])
 
 
 def test_replica_settings_are_passed_to_serve(layout: StorageLayout) -> None:

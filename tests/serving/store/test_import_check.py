@@ -120,7 +120,7 @@ def test_faults_of_an_imported_adapter_are_found_in_the_process(
     with pytest.raises(ModelRefusedError, match="^model '.*' cannot be loaded: the tokenizer"):
         check_import(adapter, base=tiny_model)
     shutil.copy(tiny_model / "tokenizer.json", adapter)
-    (adapter / "chat_template.jinja").write_text("{% for a in range(10**9) %}{% endfor %}")
+    (adapter / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ModelRefusedError, match="^the chat template"):
         check_import(adapter, base=tiny_model)
     change = json.loads((adapter / "adapter_config.json").read_text()) | {"bias": "all"}

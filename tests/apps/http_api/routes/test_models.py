@@ -95,6 +95,34 @@ async def test_uploaded_model_and_downloaded_archive_match(
     )
 
 
+async def test_adapter_is_imported_for_its_base_model(
+    client: httpx.AsyncClient, services: Services, source: Path, tmp_path: Path
+) -> None:
+    adapter = make_tar(write_adapter(source, tmp_path / "adapter"))
+    base = {"base_model": "latest"}
+    answer = await client.put("/v1/models/a", params=base, content=adapter)
+    assert answer.status_code == 200, answer.text
+    shown = answer.json()
+    assert (shown["kind"], shown["base_model"], shown["base"]) == ("adapter", "tiny", False)
+    assert (await client.get("/v1/models/a")).json() == shown
+    models = (await client.get("/v1/models")).json()["data"]
+    kinds = {model["id"]: (model["kind"], model.get("base_model")) for model in models}
+    assert kinds == {"a": ("adapter", "tiny"), "tiny": ("model", None)}
+
+    message = await read_message(await put(client, "b", adapter), 400)
+    assert message.startswith("the adapter names no base model in a lineage.json of Tuneserve")
+    answer = await client.put("/v1/models/b", params={"base_model": "none"}, content=adapter)
+    assert "no model or alias is called 'none'" in await read_message(answer, 400)
+    assert answer.json()["error"]["param"] == "base_model"
+    answer = await client.put("/v1/models/b", params=base, content=make_tar(source))
+    assert (await read_message(answer, 400)).startswith("base_model is 'tiny', and the model to be")
+    services.models.remove_alias("latest")
+    message = await read_message(await client.delete("/v1/models/tiny"), 409)
+    assert message.startswith("model 'tiny' is the base model of 1 adapters: 'a'; ")
+    for model_id in ("a", "tiny"):
+        assert (await client.delete(f"/v1/models/{model_id}")).status_code == 200
+
+
 @pytest.mark.parametrize("fault", ["gone", "cut"])
 async def test_archive_of_damaged_model_gets_500_and_is_logged(
     client: httpx.AsyncClient, services: Services, fault: str, caplog: pytest.LogCaptureFixture
