@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from threading import Thread
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 
@@ -103,6 +104,12 @@ def _bind_classifier(settings: ApplicationSettings, storage: str) -> Application
     )
 
 
+def _has_gpus() -> bool:
+    """Return whether the cluster has GPUs now."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return bool(resources.get("GPU"))
+
+
 class FineTuningQueueReplica:
     """The queue as one replica, which reconciles the runs on disk once a second."""
 
@@ -124,7 +131,8 @@ class FineTuningQueueReplica:
             reserved_gpus=reserved_gpus,
             limits=settings.to_limits(),
             allowed_loops=settings.allowed_loops,
-            serves_adapters=not settings.upstreams,
+            # Generators do not serve adapters on GPUs, and upstreams are not given any.
+            serves_adapters=not settings.upstreams and not _has_gpus(),
         )
         start_retention(open_storage(storage), settings.max_token_cache_bytes)
         self._drain_signal = find_drain_signal()

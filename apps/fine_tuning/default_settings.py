@@ -18,11 +18,11 @@ from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from system.library_imports import import_transformers
 from training.settings.adapter_settings import AdapterSettings
-from training.settings.task_settings import DEFAULT_TASK
+from training.settings.task_settings import DEFAULT_TASK, PREFERENCE_TASK
 from training.spec import SettingError, TrainingSpec
 from training.task import find_task, list_tasks
 
-_ADAPTER_TASKS = frozenset({"causal_lm", "sequence_classification"})
+_ADAPTER_TASKS = frozenset({DEFAULT_TASK, PREFERENCE_TASK, "sequence_classification"})
 _RATE_FACTOR = 10
 """Ratio of learning rates of an adapter and of all weights, from "LoRA without regret" (2025)."""
 
@@ -108,9 +108,12 @@ def build_default_spec(
     )
 
 
-def describe_defaults(models: ModelStore, name: str, task: str | None) -> DefaultsObject:
+def describe_defaults(
+    models: ModelStore, name: str, task: str | None, *, serves_adapters: bool = True
+) -> DefaultsObject:
     """Return the default settings of a job for the model with an id or alias, and their schema.
 
+    Without `serves_adapters`, the adapter of a preset is merged into its base model.
     Raises `InvalidInputError` for an unknown task.
     """
     model = resolve_base_model(models, name)
@@ -132,12 +135,16 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
             **spec.model_dump(mode="json", exclude=hidden),
             "task_settings": own.model_dump(mode="json"),
         },
-        "presets": list_presets(spec, models.reader.find_root(model)),
+        "presets": list_presets(
+            spec, models.reader.find_root(model), serves_adapters=serves_adapters
+        ),
         "schema": {key: value for key, value in schema.items() if key not in hidden},
     }
 
 
-def list_presets(defaults: TrainingSpec, root: str) -> dict[str, Mapping[str, Any]]:
+def list_presets(
+    defaults: TrainingSpec, root: str, *, serves_adapters: bool = True
+) -> dict[str, Mapping[str, Any]]:
     """Return, by its id, what each preset of a job changes in its default settings.
 
     `root` is the base model that the job's model descends from. The only preset is 'adapter'.
@@ -145,9 +152,13 @@ def list_presets(defaults: TrainingSpec, root: str) -> dict[str, Mapping[str, An
     if defaults.task not in _ADAPTER_TASKS:
         return {}
     if root == DEMONSTRATION_MODEL and defaults.task == DEFAULT_TASK:
-        return {"adapter": _select_changes(defaults, read_adapter_settings())}
-    rate = min(_RATE_FACTOR * defaults.learning_rate, 1.0)
-    return {"adapter": {"adapter": {"method": "lora", "rank": 16}, "learning_rate": rate}}
+        preset = _select_changes(defaults, read_adapter_settings())
+    else:
+        rate = min(_RATE_FACTOR * defaults.learning_rate, 1.0)
+        preset = {"adapter": {"method": "lora", "rank": 16}, "learning_rate": rate}
+    is_served = serves_adapters and defaults.task in (DEFAULT_TASK, PREFERENCE_TASK)
+    export = "adapter" if is_served else "merged"
+    return {"adapter": {**preset, "adapter": {**preset["adapter"], "export": export}}}
 
 
 def _select_changes(defaults: TrainingSpec, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class RunQueue:
     ) -> None:
         self.layout = layout
         self._runner = runner
+        self._serves_adapters = serves_adapters
         limits = limits or UsageLimits()
         runs = RunIndex(layout)
         sizes = ModelSizes(layout)
@@ -130,7 +131,13 @@ class RunQueue:
 
         Without a task, they are for the one that suits the model best.
         """
-        return await asyncio.to_thread(describe_defaults, ModelStore(self.layout), model, task)
+        return await asyncio.to_thread(
+            describe_defaults,
+            ModelStore(self.layout),
+            model,
+            task,
+            serves_adapters=self._serves_adapters,
+        )
 
     async def cancel(self, run_id: str) -> JobObject:
         """Cancel a queued, paused or running run now; return the job as the API shows it.

@@ -142,7 +142,7 @@ async def test_job_may_leave_an_adapter(layout: StorageLayout, file_id: str, tas
     )
     with pytest.raises(InvalidInputError, match=refusal):
         check_adapter_layers(spec, planned._replace(shapes=renamed))
-    with pytest.raises(InvalidInputError, match="^adapter.export is 'adapter', and here other ser"):
+    with pytest.raises(InvalidInputError, match="^adapter.export is 'adapter', and this server "):
         check_adapter_job(spec, serves_adapters=False)
     request = parse_fine_tune(
         {"model": "m", "training_file": file_id, "training": {"adapter": {"rank": 4}}}
@@ -334,5 +334,11 @@ def test_preset_of_demonstration_model_is_the_example() -> None:
     changed = {**defaults.model_dump(), **preset}
     assert TrainingSpec.model_validate(changed) == example
     assert preset.keys() == {"adapter", "learning_rate", "weight_decay", "zero_stage"}
+    assert preset["adapter"]["export"] == "adapter"
+    presets = list_presets(defaults, DEMONSTRATION_MODEL, serves_adapters=False)
+    assert presets["adapter"]["adapter"]["export"] == "merged"
+    classifier = defaults.model_copy(update={"task": "sequence_classification"})
+    presets = list_presets(classifier, DEMONSTRATION_MODEL)
+    assert presets["adapter"]["adapter"]["export"] == "merged"
     image = defaults.model_copy(update={"task": "image_classification"})
     assert list_presets(image, DEMONSTRATION_MODEL) == {}
