@@ -68,9 +68,7 @@ def test_model_whose_tokenizer_settings_name_file_is_refused(layout: StorageLayo
 def test_adapter_is_not_given_to_vllm(layout: StorageLayout, tmp_path: Path) -> None:
     adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter")
     ModelStore(layout).add(adapter, "a", base_id="tiny")
-    with pytest.raises(
-        ValueError, match="^model 'a' is an adapter, which vLLM is not given "
-    ):
+    with pytest.raises(ValueError, match="^model 'a' is an adapter, which vLLM is not given "):
         describe(layout, models=["a"])
 
 
