@@ -23,10 +23,10 @@ _MAX_INDEX_BYTES = 100_000_000
 def convert_weights(directory: Path, dtype_name: str) -> None:
     """Convert a model directory in place, and write its manifest again.
 
-    `dtype_name` is a key of `DTYPES`. Tensors of integers and booleans are kept. config.json gets
-    the new dtype, the index of several files the new size. Only chunks of a tensor are in memory.
-    Raises `ValueError` for values that the dtype cannot represent, for quantised weights, and for a
-    directory without safetensors files.
+    `dtype_name` is a key of `DTYPES`. Tensors of integers and booleans are kept. config.json, which
+    an adapter lacks, gets the new dtype, the index of several files the new size. Only chunks of a
+    tensor are in memory. Raises `ValueError` for values that the dtype cannot represent, for
+    quantised weights, and for a directory without safetensors files.
     """
     dtype = DTYPES[dtype_name]
     if (find_object(directory / _CONFIG_NAME) or {}).get("quantization_config"):
@@ -37,7 +37,8 @@ def convert_weights(directory: Path, dtype_name: str) -> None:
     known = {}
     for path in files:
         known[path.name] = _convert_file(path, dtype)
-    _write_config(directory / _CONFIG_NAME, dtype)
+    if (directory / _CONFIG_NAME).is_file():
+        _write_config(directory / _CONFIG_NAME, dtype)
     _write_index_size(directory)
     durable.seal_directory(directory, known)
 

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from apps.http_api.dependencies import Services
-from model_files.weight_headers import read_weight_headers
+from model_files.weight_headers import read_file_header, read_weight_headers
+from serving.store.adapter_validation import check_adapter_directory
+from serving.store.model_store import ModelStore
 from storage.durable import seal_directory
 from storage.layout import StorageLayout
 from storage.manifest import verify_directory
 from tests.apps.cli.conftest import Call
 from tests.model_files.gguf.stand_in import build_stand_in, install_sentencepiece
+from tests.peft_adapters import write_adapter
 from tests.tiny_encoder import build_tiny_encoder
 
 DTYPE = ("--format", "safetensors", "--dtype")
@@ -150,6 +153,23 @@ def test_classifier_is_refused_for_gguf(
     services.models.add(build_tiny_encoder(tmp_path / "mood", num_labels=2), "mood")
     status, output = call("models", "export", "mood", "mood.gguf", *GGUF)
     assert (status, "the task of 'mood' is sequence_classification" in output) == (1, True), output
+
+
+def test_adapter_is_exported_in_another_dtype(
+    call: Call, layout: StorageLayout, tmp_path: Path
+) -> None:
+    adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter")
+    ModelStore(layout).add(adapter, "a", base_id="tiny")
+    archive = tmp_path / "a.tar"
+    options = ("--format", "safetensors", "--dtype", "bf16")
+    status, output = call("models", "export", "a", str(archive), *options)
+    assert (status, f"wrote {archive}" in output) == (0, True), output
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path / "out", filter="data")
+    verify_directory(tmp_path / "out" / "a")
+    headers = read_file_header(tmp_path / "out" / "a" / "adapter_model.safetensors")
+    assert {header.dtype for header in headers.values()} == {"BF16"}
+    check_adapter_directory(tmp_path / "out" / "a", layout.model("tiny"))
 
 
 def test_adapter_is_refused_for_gguf(call: Call, llama_cpp: Path, layout: StorageLayout) -> None:
