@@ -55,7 +55,7 @@ def test_adapter_is_trained_served_beside_its_base_and_merged(
         lambda: (
             job if (job := client.fine_tuning.jobs.retrieve(started.id)).status in FINAL else None
         ),
-        300,
+        600,
         "the job ends",
     )
     assert job.status == "succeeded", job.error
