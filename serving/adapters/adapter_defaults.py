@@ -34,18 +34,17 @@ def read_defaults(path: Path, base_path: Path, facts: ModelFacts) -> AdapterDefa
     the tokenizer has ids that the base model lacks.
     """
     from model_files.end_ids import list_end_ids
+    from model_files.tokenizer_checks import check_vocabulary
     from serving.loading.generation_defaults import find_sampling
     from serving.loading.loading import load_own_generation_config, load_tokenizer
 
     if not (path / _TOKENIZER_NAME).is_file():
         return AdapterDefaults(facts, None)
     tokenizer = load_tokenizer(path)
-    if (highest := max(tokenizer.get_vocab().values())) >= facts.vocab_size:
-        raise EngineDeadError(
-            f"adapter {path.name!r} cannot be loaded: its tokenizer has the id {highest}, and its "
-            f"base model has a vocabulary of {facts.vocab_size} tokens; use the tokenizer of the "
-            "base model"
-        )
+    try:
+        check_vocabulary(tokenizer, facts.vocab_size)
+    except ValueError as exc:
+        raise EngineDeadError(f"adapter {path.name!r} cannot be loaded: {exc}") from exc
     if (own := load_own_generation_config(path)) is not None:
         end_ids = tuple(sorted(list_end_ids(own, tokenizer)))
         facts = replace(facts, eos_ids=end_ids, sampling=find_sampling(own))
