@@ -145,9 +145,11 @@ class AdaptedLinear(nn.Module):
     def _find_stack(self) -> _Stack | None:
         """Return the stacked factors of the batch's adapters; None if none changes this layer."""
         numbers = self._rows.numbers
-        if self._stacks[0] != numbers:
-            self._stacks = (numbers, self._build_stack(numbers))
-        return self._stacks[1]
+        stacked, stack = self._stacks  # read once: another thread may unload an adapter meanwhile
+        if stacked != numbers:
+            stack = self._build_stack(numbers)
+            self._stacks = (numbers, stack)
+        return stack
 
     def _build_stack(self, numbers: tuple[int, ...]) -> _Stack | None:
         found = [self._factors.get(number) for number in numbers]

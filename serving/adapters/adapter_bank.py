@@ -98,6 +98,10 @@ class AdapterBank:
                 raise EngineDeadError(f"{name!r}: {exc.message}") from exc
 
     def _find_layer(self, name: str) -> Any:
+        if any(part.startswith("expert") for part in name.split(".")):
+            raise EngineDeadError(
+                f"it changes the expert {name!r}, whose rows are not those of the batch"
+            )
         try:
             layer = self._model.get_submodule(name)
         except AttributeError:

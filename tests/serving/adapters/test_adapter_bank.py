@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from serving.adapters.adapter_bank import AdapterBank
 from serving.engine.engine import Engine
@@ -176,3 +177,15 @@ def test_pages_are_found_by_different_ids_for_each_adapter(tiny_model: Path) -> 
 
 def test_id_of_a_request_has_the_number_of_its_adapter() -> None:
     assert [find_adapter(name_request(7, adapter)) for adapter in (0, 1, 12)] == [0, 1, 12]
+
+
+def test_adapter_of_an_expert_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    model, _ = load_model(tiny_model)
+    model.model.layers[0].mlp.experts = torch.nn.ModuleList([model.model.layers[0].mlp.up_proj])
+    path = write_adapter(tiny_model, tmp_path / "a", target_modules=["layers.0.mlp.up_proj"])
+    file = path / "adapter_model.safetensors"
+    weights = {name.replace("up_proj", "experts.0"): one for name, one in load_file(file).items()}
+    save_file(weights, file)
+    told = "^adapter 'a' cannot be loaded: it changes the expert 'model.layers.0.mlp.experts.0'"
+    with pytest.raises(EngineDeadError, match=told):
+        AdapterBank(model, page_size=4).load(1, path)
