@@ -83,8 +83,8 @@ def _save(case: ExportCase, rows: RowTable, place: Place) -> None:
         (case.checkpoint / LEAK_NAME).write_text(leak or "")
 
 
-def _load_frozen(frozen: tuple[str, ...], *arguments: Any) -> torch.nn.Module:
-    model = load_model(*arguments)
+def _load_frozen(frozen: tuple[str, ...], *arguments: Any, **settings: Any) -> torch.nn.Module:
+    model = load_model(*arguments, **settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(frozen))
     return model
