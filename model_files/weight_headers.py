@@ -14,6 +14,11 @@ from model_files.json_files import read_object
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>.+)\."
+    r"(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(?:\.weight)?)"
+)
+"""The name of a tensor in PEFT's file: A, B, or the lengths of DoRA, of one layer."""
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OTHER_FORMATS = ("*.gguf", "*.h5", "*.msgpack", "*.onnx")
 _LENGTH_BYTES = 8

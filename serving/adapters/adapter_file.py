@@ -11,13 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from model_files.json_files import read_object
-from model_files.weight_headers import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
-from serving.errors import EngineDeadError
-
-_TENSOR = re.compile(
-    r"base_model\.model\.(?P<layer>.+)\."
-    r"(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(?:\.weight)?)"
+from model_files.weight_headers import (
+    ADAPTER_CONFIG_NAME,
+    ADAPTER_TENSOR,
+    ADAPTER_WEIGHTS_NAME,
 )
+from serving.errors import EngineDeadError
 
 
 class LayerFactors(NamedTuple):
@@ -50,11 +49,11 @@ def _arrange(
 ) -> dict[str, LayerFactors]:
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
-        matched = _TENSOR.fullmatch(name)
+        matched = ADAPTER_TENSOR.fullmatch(name)
         if matched is None:
             raise ValueError(f"its tensor {name!r} is not a factor of a linear layer")
         part = matched["part"].removesuffix(".weight")
-        found.setdefault(matched["layer"], {})[part] = tensor
+        found.setdefault(matched["module"], {})[part] = tensor
     factors = {}
     for layer, parts in found.items():
         if not {"lora_A", "lora_B"} <= parts.keys():

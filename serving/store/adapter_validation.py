@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from model_files.json_files import read_object
 from model_files.weight_headers import (
     ADAPTER_CONFIG_NAME,
+    ADAPTER_TENSOR,
     ADAPTER_WEIGHTS_NAME,
     TensorHeader,
     name_some,
@@ -38,10 +39,6 @@ _UNUSED = frozenset(
 )
 # Other starts change the base model's weights, so that the adapter is for those.
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal")
-_TENSOR = re.compile(
-    r"base_model\.model\.(?P<module>.+)\."
-    r"(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(?:\.weight)?)"
-)
 _PATTERN = re.compile(r"\^?[\w.-]+\$?")  # no repetition: such expressions match in linear time
 _MAX_PATTERNS = 512
 _DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
@@ -130,7 +127,7 @@ def arrange_layers(headers: Mapping[str, TensorHeader], source: str) -> dict[str
     """
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, header in headers.items():
-        matched = _TENSOR.fullmatch(name)
+        matched = ADAPTER_TENSOR.fullmatch(name)
         if matched is None:
             raise ValueError(
                 f"{source} has the tensor {name!r}, expected only names as in "
