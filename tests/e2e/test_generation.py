@@ -200,7 +200,8 @@ def test_invalid_request_error_names_the_field(application: Application) -> None
     with pytest.raises(openai.BadRequestError, match="its context holds|context holds"):
         client.completions.create(model=MODEL, prompt=[5] * 5000)
     with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.01).chat.completions.create(**chat("Hello!"))
+        slow = chat("Hello!", n=4, temperature=1.5, max_tokens=200)
+        client.with_options(timeout=0.01, max_retries=0).chat.completions.create(**slow)
     assert client.chat.completions.create(**chat("Hello!")).choices[0].message.content
 
 

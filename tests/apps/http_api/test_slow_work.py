@@ -31,7 +31,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     def verify(_: StoredModel) -> None:
         assert may_end.wait(TIMEOUT_S)
 
-    def publish(incoming: IncomingModel, _: str) -> None:
+    def publish(incoming: IncomingModel, _: str, __: str | None) -> None:
         assert may_end.wait(TIMEOUT_S)
         incoming.close()
         raise FileExistsError("a model of this name exists")
