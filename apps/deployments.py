@@ -131,8 +131,8 @@ class FineTuningQueueReplica:
             reserved_gpus=reserved_gpus,
             limits=settings.to_limits(),
             allowed_loops=settings.allowed_loops,
-            # Generators do not serve adapters on GPUs, and upstreams are not given any.
-            serves_adapters=not settings.upstreams and not _has_gpus(),
+            # Generators do not serve adapters on GPUs; vLLM, for one, does.
+            serves_adapters=bool(settings.upstreams) or not _has_gpus(),
         )
         start_retention(open_storage(storage), settings.max_token_cache_bytes)
         self._drain_signal = find_drain_signal()

@@ -5,8 +5,8 @@ is imported only when an application is built, since it is an optional dependenc
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import TypedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray.serve import Application
@@ -14,6 +14,7 @@ from ray.serve import Application
 from apps.access.exposure_check import check_exposure, find_serve_host
 from apps.access.gate import Gate, read_api_key
 from apps.access.keys import KeyStore
+from apps.upstream.vllm_adapters import build_adapter_arguments
 from model_files.refused_keys import check_keys
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
@@ -31,7 +32,9 @@ class VllmSettings(BaseModel):
 
     storage: str = Field(DEFAULT_ROOT, min_length=1, description="The API's storage folder.")
     models: tuple[str, ...] = Field(
-        min_length=1, description="Ids of models in the store; aliases are the API's matter."
+        min_length=1,
+        description="Ids of models and adapters in the store; an adapter is loaded beside its base "
+        "model, which is served too. Aliases are the API's matter.",
     )
     accelerator_type: str | None = Field(
         None, description="The kind of GPU, as Ray calls it; any if absent."
@@ -69,9 +72,11 @@ class ModelConfig(TypedDict):
 def build_app(settings: VllmSettings) -> Application:
     """Build an application that serves models of the store, each on its own GPUs.
 
-    Raises `ModelNotFoundError` for an unknown model, `DamagedDirectoryError` for one whose files
-    have changed, `NewerFormatError` for one of a newer release, and `ValueError` if vLLM is not
-    installed or the settings of a model name a file to open.
+    Adapters are loaded beside their base model. Raises `ModelNotFoundError` for an unknown model,
+    `EngineDeadError` for an adapter without its base model, `DamagedDirectoryError` for one whose
+    files have changed, `NewerFormatError` for one of a newer release, and `ValueError` if vLLM is
+    not installed, the settings of a model name a file to open, or vLLM would compute an adapter
+    differently.
     """
     layout = open_storage(settings.storage)
     gate = Gate(read_api_key(), KeyStore(layout), require_key=settings.require_key)
@@ -88,35 +93,50 @@ def build_app(settings: VllmSettings) -> Application:
 
 
 def describe_models(store: ModelStore, settings: VllmSettings) -> Iterator[ModelConfig]:
-    """Yield Ray's `LLMConfig` for every model, after checking that its files are unchanged.
+    """Yield Ray's `LLMConfig` for every complete model, after checking that files are unchanged.
 
     Raises as `build_app` does.
     """
     options: dict[str, object] = {"graceful_shutdown_timeout_s": SHUTDOWN_TIMEOUT_S}
     if "autoscaling_config" not in settings.deployment:
         options["num_replicas"] = 1
-    for model_id in settings.models:
-        model = _wait_for(store, model_id)
-        model.verify()
-        _check_settings(model)
+    for model, adapters in _group_by_base(store, settings.models).items():
+        for loaded in (model, *adapters):
+            loaded.verify()
+            _check_settings(loaded)
         yield {
             "model_loading_config": {"model_id": model.id, "model_source": str(model.path)},
             "accelerator_type": settings.accelerator_type,
-            "engine_kwargs": settings.engine,
+            "engine_kwargs": {**build_adapter_arguments(model, adapters), **settings.engine},
             "deployment_config": {**options, **settings.deployment},
         }
 
 
+def list_adapter_ids(config: ModelConfig) -> list[str]:
+    """List the ids of the adapters that `describe_models` put beside a model."""
+    listed: Any = config["engine_kwargs"].get("lora_modules", [])
+    return [adapter["name"] for adapter in listed]
+
+
+def _group_by_base(
+    store: ModelStore, model_ids: Iterable[str]
+) -> dict[StoredModel, list[StoredModel]]:
+    """Return the complete models to load, each with the adapters that are loaded beside it."""
+    groups: dict[StoredModel, list[StoredModel]] = {}
+    for model_id in dict.fromkeys(model_ids):
+        model = _wait_for(store, model_id)
+        if model.is_adapter:
+            groups.setdefault(store.get_base(model), []).append(model)
+        else:
+            groups.setdefault(model, [])
+    return groups
+
+
 def _check_settings(model: StoredModel) -> None:
-    """Refuse an adapter, and a model whose settings would make vLLM open a file.
+    """Refuse a model whose settings would make vLLM open a file.
 
     Earlier releases accepted such models.
     """
-    if model.is_adapter:
-        raise ValueError(
-            f"model {model.id!r} is an adapter, which vLLM is not given here: merge it with its "
-            f"base model {model.lineage.base_model!r}, add the result and name that"
-        )
     try:
         check_keys(model.path)
     except ValueError as exc:

@@ -18,10 +18,16 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 
 from apps.logical_cpus import INGRESS_CPUS
 from apps.middleware.admin_guard import AdminGuard
-from apps.upstream.vllm_app import SHUTDOWN_TIMEOUT_S, ModelConfig, VllmSettings
+from apps.upstream.vllm_app import (
+    SHUTDOWN_TIMEOUT_S,
+    ModelConfig,
+    VllmSettings,
+    list_adapter_ids,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +77,14 @@ async def _wait_until_loaded(model_id: str, handle: DeploymentHandle[Any]) -> No
 def bind_ingress(configs: Sequence[ModelConfig], settings: VllmSettings) -> Application:
     """Bind the models of some `LLMConfig`s to one ingress with access control."""
     max_requests = settings.max_requests
-    checked = [LLMConfig.model_validate(config) for config in configs]
+    deployments: dict[str, Application] = {}
+    cards: dict[str, ModelCard] = {}
+    for config in configs:
+        checked = LLMConfig.model_validate(_convert_adapters(config))
+        deployment = build_llm_deployment(checked)
+        for model_id in (checked.model_id, *list_adapter_ids(config)):
+            deployments[model_id] = deployment  # the engine finds an adapter by the request's model
+            cards[model_id] = to_model_metadata(model_id, checked)
     app = init()
     # The outermost middleware.
     app.add_middleware(AdminGuard, storage=settings.storage, require_key=settings.require_key)
@@ -84,10 +97,14 @@ def bind_ingress(configs: Sequence[ModelConfig], settings: VllmSettings) -> Appl
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         graceful_shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,
     )
-    bound: Application = ingress.bind(
-        llm_deployments={config.model_id: build_llm_deployment(config) for config in checked},
-        model_cards={
-            config.model_id: to_model_metadata(config.model_id, config) for config in checked
-        },
-    )
+    bound: Application = ingress.bind(llm_deployments=deployments, model_cards=cards)
     return bound
+
+
+def _convert_adapters(config: ModelConfig) -> dict[str, object]:
+    """Replace descriptions of adapters by vLLM's objects: Ray passes them on unchanged."""
+    arguments = dict(config["engine_kwargs"])
+    listed: Any = arguments.get("lora_modules")
+    if listed is not None:
+        arguments["lora_modules"] = [LoRAModulePath(**adapter) for adapter in listed]
+    return {**config, "engine_kwargs": arguments}

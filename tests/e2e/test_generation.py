@@ -199,8 +199,8 @@ def test_invalid_request_error_names_the_field(application: Application) -> None
         assert str(application.storage) not in str(caught.value.body)
     with pytest.raises(openai.BadRequestError, match="its context holds|context holds"):
         client.completions.create(model=MODEL, prompt=[5] * 5000)
+    slow = chat("Hello!", n=4, temperature=1.5, max_tokens=200)
     with pytest.raises(openai.APITimeoutError):
-        slow = chat("Hello!", n=4, temperature=1.5, max_tokens=200)
         client.with_options(timeout=0.01, max_retries=0).chat.completions.create(**slow)
     assert client.chat.completions.create(**chat("Hello!")).choices[0].message.content
 

@@ -19,7 +19,7 @@ def check_adapter_job(spec: TrainingSpec, *, serves_adapters: bool) -> None:
     if spec.adapter is None or spec.adapter.export != "adapter":
         return
     if not serves_adapters:
-        raise _refuse("this server serves none, because other servers or GPUs generate text")
+        raise _refuse("this server serves none, because its generators run on GPUs")
     if spec.task not in (DEFAULT_TASK, PREFERENCE_TASK):
         raise _refuse(
             f"training.task is {spec.task!r}, and adapters are served for language models only, "

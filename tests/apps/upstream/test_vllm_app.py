@@ -20,7 +20,7 @@ from apps.cli.preflight import read_port
 from apps.settings import ApplicationSettings
 from apps.ui.settings import UiSettings
 from apps.upstream import vllm_app
-from apps.upstream.vllm_app import VllmSettings, build_app, describe_models
+from apps.upstream.vllm_app import VllmSettings, build_app, describe_models, list_adapter_ids
 from serving.errors import ModelNotFoundError
 from serving.store.model_store import ModelStore
 from storage import durable
@@ -65,11 +65,81 @@ def test_model_whose_tokenizer_settings_name_file_is_refused(layout: StorageLayo
         describe(layout, models=["old"])
 
 
-def test_adapter_is_not_given_to_vllm(layout: StorageLayout, tmp_path: Path) -> None:
-    adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter")
+@pytest.fixture
+def adapters(layout: StorageLayout, tmp_path: Path) -> tuple[str, ...]:
+    """Ids of two adapters of `tiny`, of the ranks 4 and 9."""
+    for adapter_id, rank in (("a", 4), ("b", 9)):
+        adapter = write_adapter(layout.model("tiny"), tmp_path / adapter_id, r=rank)
+        ModelStore(layout).add(adapter, adapter_id, base_id="tiny")
+    return "a", "b"
+
+
+@pytest.mark.parametrize("models", [("a", "b"), ("a", "tiny", "b"), ("tiny", "a", "b", "a")])
+def test_adapters_are_loaded_beside_their_base(
+    layout: StorageLayout, adapters: tuple[str, ...], models: tuple[str, ...]
+) -> None:
+    config = describe(layout, models=models, engine={"max_loras": 1})
+    loading: Any = config.model_loading_config
+    assert (loading.model_id, loading.model_source) == ("tiny", str(layout.model("tiny")))
+    assert config.engine_kwargs == {
+        "enable_lora": True,
+        "max_loras": 1,  # as the deploy file sets it
+        "max_cpu_loras": 2,
+        "max_lora_rank": 16,
+        "lora_modules": [
+            {"name": name, "path": str(layout.model(name)), "base_model_name": "tiny"}
+            for name in adapters
+        ],
+    }
+
+
+def test_ids_of_adapters_are_listed(layout: StorageLayout, adapters: tuple[str, ...]) -> None:
+    settings = make_settings(layout, models=adapters)
+    (described,) = describe_models(ModelStore(layout), settings)
+    assert list_adapter_ids(described) == list(adapters)
+    (described,) = describe_models(ModelStore(layout), make_settings(layout))
+    assert list_adapter_ids(described) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"use_dora": True}, "it was trained by DoRA, expected LoRA or rsLoRA"),
+        ({"rank_pattern": {"q_proj": 2}}, "its 'rank_pattern' is {'q_proj': 2}, expected one "),
+        ({"alpha_pattern": {"q_proj": 2}}, "its 'alpha_pattern' is {'q_proj': 2}, expected one "),
+    ],
+)
+def test_adapter_that_vllm_would_compute_differently_is_refused(
+    layout: StorageLayout, tmp_path: Path, changes: dict[str, Any], fault: str
+) -> None:
+    adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter", **changes)
     ModelStore(layout).add(adapter, "a", base_id="tiny")
-    with pytest.raises(ValueError, match="^model 'a' is an adapter, which vLLM is not given "):
+    expected = re.escape(f"adapter 'a' is not given to vLLM: {fault}")
+    with pytest.raises(ValueError, match=rf"^{expected}.*tuneserve models merge a NEW-ID"):
         describe(layout, models=["a"])
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "chat template"])
+def test_adapter_with_another_encoding_is_refused(
+    layout: StorageLayout, tmp_path: Path, part: str
+) -> None:
+    base = layout.model("tiny")
+    adapter = write_adapter(base, tmp_path / "adapter")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (base / name).is_file():
+            shutil.copy(base / name, adapter)
+    tokenizer = json.loads((adapter / "tokenizer.json").read_text())
+    (adapter / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
+    ModelStore(layout).add(adapter, "same", base_id="tiny")
+    assert describe(layout, models=["same"]).engine_kwargs["enable_lora"]
+    if part == "tokenizer":
+        tokenizer["normalizer"] = {"type": "Lowercase"}
+        (adapter / "tokenizer.json").write_text(json.dumps(tokenizer))
+    else:
+        (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    ModelStore(layout).add(adapter, "other", base_id="tiny")
+    with pytest.raises(ValueError, match=f"^adapter 'other' is not given to vLLM: its {part} "):
+        describe(layout, models=["other"])
 
 
 def test_replica_settings_are_passed_to_serve(layout: StorageLayout) -> None:
