@@ -98,6 +98,7 @@ def load_model(
             has_new_head=task.adds_head,
             seed=spec.seed,
             device=device,
+            start=Path(spec.base_adapter) if spec.base_adapter else None,
             is_resumed=is_resumed,
         )
     if spec.activation_checkpointing:

@@ -1,8 +1,8 @@
 """Figures of the model as it starts, the reference, for every row; computed once for each run.
 
-They are computed before the first step: an adapter starts as the identity, and all weights are
-those of the base model, so no second model is needed. They are stored with the rows of the run, so
-that a run that resumes reads the same values, to the last bit.
+They are computed before the first step: an adapter starts as the identity or, if it is continued,
+as it was, and all weights are those of the base model, so no second model is needed. They are
+stored with the rows of the run, so that a run that resumes reads the same values, to the last bit.
 """
 
 import time

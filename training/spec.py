@@ -6,11 +6,12 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from storage.local_paths import is_bucket_url
+from storage.local_paths import check_local_path, is_bucket_url
 from training.criterion import Criterion
 from training.deepspeed.user_config import adopt_settings
 from training.settings.adapter_settings import AdapterSettings
 from training.settings.combinations import check_settings_together
+from training.settings.continued_adapter import continue_settings
 from training.settings.fault_messages import describe_faults, show_value
 from training.settings.loop_settings import LoopSettings
 from training.settings.source_settings import MAX_INTEGER, SourceSettings
@@ -20,7 +21,7 @@ from training.settings.strategy_settings import StrategySettings
 from training.settings.task_settings import check_task_settings
 
 # Settings with paths on this machine, which are of no use to other readers of the settings.
-_PLACES = {"base_model", "train_file", "train_files", "validation_file"}
+_PLACES = {"base_model", "base_adapter", "train_file", "train_files", "validation_file"}
 
 
 class SettingError(ValueError):
@@ -40,6 +41,12 @@ class TrainingSpec(LoopSettings, StrategySettings, StepSettings, SourceSettings)
         None,
         description="Learn an adapter of low rank, and keep all other weights as they are; "
         "default: all weights are learned.",
+    )
+    base_adapter: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of an adapter of PEFT for 'base_model' that training continues; the "
+        "settings of 'adapter' that it decides need not be set.",
     )
     quantization: Literal["none", "nf4", "int8"] = Field(
         "none",
@@ -154,6 +161,8 @@ class TrainingSpec(LoopSettings, StrategySettings, StepSettings, SourceSettings)
             entry.model_copy(update={"file": _pin_path(folder, entry.file)})
             for entry in self.train_files
         )
+        if self.base_adapter is not None:
+            changes["base_adapter"] = _pin_path(folder, self.base_adapter)
         base_model = folder / Path(self.base_model).expanduser()
         if base_model.is_dir():
             changes["base_model"] = str(base_model)
@@ -186,14 +195,27 @@ def name_source(source: str) -> str:
 def load_spec(path: Path, changes: Mapping[str, Any] | None = None) -> TrainingSpec:
     """Read a spec from YAML or JSON; its paths are relative to its own folder.
 
-    `changes` replace its settings. Raises `ValueError` that names the file and every faulty key.
+    `changes` replace its settings. Those of an adapter to continue are read from its folder. Raises
+    `ValueError` that names the file and every faulty key.
     """
     content = {**read_spec_file(path), **(changes or {})}
+    folder = path.resolve().parent
     try:
-        spec = TrainingSpec.model_validate(content)
+        spec = TrainingSpec.model_validate(_continue_adapter(content, folder))
     except ValidationError as exc:
         raise ValueError(f"{path.name}: {describe_validation_error(exc)}") from exc
-    return spec.pin_paths(path.resolve().parent)
+    except ValueError as exc:
+        raise ValueError(f"{path.name}: {exc}") from exc
+    return spec.pin_paths(folder)
+
+
+def _continue_adapter(content: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Set the settings of an adapter to continue, where its files and other settings are valid."""
+    named, given = content.get("base_adapter"), content.get("adapter") or {}
+    if not isinstance(named, str) or not isinstance(given, Mapping):
+        return content
+    check_local_path("base_adapter", named)
+    return {**content, "adapter": continue_settings(Path(_pin_path(folder, named)), given)}
 
 
 def describe_validation_error(exc: ValidationError) -> str:

@@ -13,16 +13,19 @@ from apps.bundled import (
 )
 from apps.errors import InvalidInputError, invalid_input
 from apps.fine_tuning.job_requests import SERVER_SETTINGS
+from serving.errors import EngineDeadError
 from serving.served_task import list_served_tasks
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from system.library_imports import import_transformers
 from training.settings.adapter_settings import AdapterSettings
+from training.settings.continued_adapter import continue_settings
 from training.settings.task_settings import DEFAULT_TASK, PREFERENCE_TASK
 from training.spec import SettingError, TrainingSpec
 from training.task import find_task, list_tasks
 
-_ADAPTER_TASKS = frozenset({DEFAULT_TASK, PREFERENCE_TASK, "sequence_classification"})
+_SERVED_ADAPTER_TASKS = frozenset({DEFAULT_TASK, PREFERENCE_TASK})
+_ADAPTER_TASKS = _SERVED_ADAPTER_TASKS | {"sequence_classification"}
 _RATE_FACTOR = 10
 """Ratio of learning rates of an adapter and of all weights, from "LoRA without regret" (2025)."""
 
@@ -49,18 +52,20 @@ def list_offered_tasks() -> list[str]:
     return [name for name in list_tasks() if name in served or find_task(name).generates]
 
 
-def list_learnable_tasks(model: StoredModel) -> list[str]:
-    """Return the offered tasks that a model can learn, the most likely one first.
+def list_learnable_tasks(models: ModelStore, model: StoredModel) -> list[str]:
+    """Return the offered tasks that a model or adapter can learn, the most likely one first.
 
-    Raises `InvalidInputError` if its configuration cannot be read.
+    Raises `InvalidInputError` if its configuration cannot be read, or its base model is unknown.
     """
     import_transformers()
     from training.base_model import load_config
 
     with invalid_input("model", only=SettingError):
-        config = load_config(str(model.path))
+        config = load_config(str(find_base(models, model).path))
     found = []
     for name in list_offered_tasks():
+        if model.is_adapter and name not in _SERVED_ADAPTER_TASKS:
+            continue
         try:
             find_task(name).check_config(config, model.id)
         except ValueError:
@@ -69,43 +74,56 @@ def list_learnable_tasks(model: StoredModel) -> list[str]:
     return sorted(found, key=lambda name: name != model.task)
 
 
-def resolve_base_model(models: ModelStore, name: str) -> StoredModel:
-    """Return the model with an id or alias, from which a job is to start.
+def find_base(models: ModelStore, model: StoredModel) -> StoredModel:
+    """Return the complete model whose weights a job from `model` loads: an adapter's base model.
 
-    Raises `ModelNotFoundError`, and `InvalidInputError` for an adapter.
+    Raises `InvalidInputError` if it is not in the store.
     """
-    model = models.resolve(name)
-    if model.is_adapter:
-        raise InvalidInputError(
-            f"model {model.id!r} is an adapter, and jobs start from complete models: start from "
-            f"its base model {model.lineage.base_model!r}, or merge the adapter into it first "
-            "(PEFT's merge_and_unload) and add the result",
-            param="model",
-            code="model_is_adapter",
-        )
-    return model
+    if not model.is_adapter:
+        return model
+    try:
+        return models.get_base(model)
+    except EngineDeadError as exc:
+        raise InvalidInputError(str(exc), param="model") from exc
 
 
 def build_default_spec(
-    models: ModelStore, model: StoredModel, train_file: str, task: str | None = None
+    models: ModelStore,
+    model: StoredModel,
+    train_file: str,
+    task: str | None = None,
+    *,
+    serves_adapters: bool = True,
 ) -> TrainingSpec:
     """Build the default spec of a fine-tuning job for `model`, with the task that suits it best.
 
-    Raises `InvalidInputError` for an unknown task.
+    A job from an adapter continues it: the result is an adapter or, without `serves_adapters`,
+    merged. Raises `InvalidInputError` for an unknown task.
     """
     if task is None:
-        task = next(iter(list_learnable_tasks(model)), TrainingSpec.model_fields["task"].default)
+        learnable = list_learnable_tasks(models, model)
+        task = next(iter(learnable), TrainingSpec.model_fields["task"].default)
     elif task not in list_tasks():
         known = ", ".join(map(repr, list_tasks()))
         raise InvalidInputError(f"task is {task!r}, expected one of {known}", param="task")
-    settings: dict[str, Any] = {}
-    if models.reader.find_root(model) == DEMONSTRATION_MODEL:
-        settings = read_demonstration_settings(task)
+    root = models.reader.find_root(model)
+    settings = read_demonstration_settings(task) if root == DEMONSTRATION_MODEL else {}
     for name in find_task(task).unused_settings:
         settings.pop(name, None)
-    return TrainingSpec.model_validate(
-        {**settings, "task": task, "base_model": str(model.path), "train_file": train_file}
+    base_model = str(find_base(models, model).path)
+    spec = TrainingSpec.model_validate(
+        {**settings, "task": task, "base_model": base_model, "train_file": train_file}
     )
+    if not model.is_adapter:
+        return spec
+    presets = list_presets(spec, root, serves_adapters=serves_adapters)
+    preset: Mapping[str, Any] = presets.get("adapter", {})
+    export = preset.get("adapter", {}).get("export", "merged")
+    with invalid_input("model", only=ValueError):
+        adapter = continue_settings(model.path, {"export": export})
+        return TrainingSpec.model_validate(
+            {**spec.model_dump(), **preset, "base_adapter": str(model.path), "adapter": adapter}
+        )
 
 
 def describe_defaults(
@@ -116,9 +134,10 @@ def describe_defaults(
     Without `serves_adapters`, the adapter of a preset is merged into its base model.
     Raises `InvalidInputError` for an unknown task.
     """
-    model = resolve_base_model(models, name)
-    tasks = list_learnable_tasks(model)
-    spec = build_default_spec(models, model, "-", task or next(iter(tasks), None))
+    model = models.resolve(name)
+    tasks = list_learnable_tasks(models, model)
+    task = task or next(iter(tasks), None)
+    spec = build_default_spec(models, model, "-", task, serves_adapters=serves_adapters)
     chosen = find_task(spec.task)
     hidden = {*SERVER_SETTINGS, *chosen.unused_settings}
     own = chosen.settings.model_validate(spec.task_settings)
@@ -147,16 +166,17 @@ def list_presets(
 ) -> dict[str, Mapping[str, Any]]:
     """Return, by its id, what each preset of a job changes in its default settings.
 
-    `root` is the base model that the job's model descends from. The only preset is 'adapter'.
+    `root` is the base model that the job's model descends from. The only preset is 'adapter';
+    there is none where the defaults have an adapter.
     """
-    if defaults.task not in _ADAPTER_TASKS:
+    if defaults.task not in _ADAPTER_TASKS or defaults.adapter is not None:
         return {}
     if root == DEMONSTRATION_MODEL and defaults.task == DEFAULT_TASK:
         preset = _select_changes(defaults, read_adapter_settings())
     else:
         rate = min(_RATE_FACTOR * defaults.learning_rate, 1.0)
         preset = {"adapter": {"method": "lora", "rank": 16}, "learning_rate": rate}
-    is_served = serves_adapters and defaults.task in (DEFAULT_TASK, PREFERENCE_TASK)
+    is_served = serves_adapters and defaults.task in _SERVED_ADAPTER_TASKS
     export = "adapter" if is_served else "merged"
     return {"adapter": {**preset, "adapter": {**preset["adapter"], "export": export}}}
 

@@ -18,6 +18,7 @@ from serving.openai.protocol import (
 )
 from serving.openai.validation_messages import translate_validation_error
 from storage.layout import MAX_ID_CHARACTERS
+from training.settings.continued_adapter import continue_settings
 from training.settings.preference_settings import MAX_BETA
 from training.settings.row_sources import MAX_TRAIN_FILES
 from training.settings.task_settings import PREFERENCE_TASK
@@ -28,6 +29,7 @@ from training.task import list_tasks
 SERVER_SETTINGS = frozenset(
     {
         "base_model",
+        "base_adapter",
         "train_file",
         "train_files",
         "train_dataset",
@@ -234,6 +236,14 @@ class FineTuneRequest(RequestPart):
             )
         paths = paths or {}
         if self.training.get("loop") is not None:  # the base model's defaults are for our own loop
+            if defaults.base_adapter is not None:
+                raise InvalidInputError(
+                    f"training.loop is set, and model {Path(defaults.base_adapter).name!r} is an "
+                    "adapter, which a loop does not load: merge it ('tuneserve models merge') and "
+                    "start from the result",
+                    param="model",
+                    code="model_is_adapter",
+                )
             kept = defaults.model_dump(include={"base_model", "train_file", "task"})
             defaults = TrainingSpec.model_validate(kept)
         settings = {**defaults.model_dump(), "validation_file": None}
@@ -250,8 +260,7 @@ class FineTuneRequest(RequestPart):
         if self.training.get("strategy") == "pipeline":
             del settings["zero_stage"]  # that of another strategy
         settings.update(self.training)
-        if isinstance(adapter := settings.get("adapter"), Mapping):
-            settings["adapter"] = {"export": "merged", **adapter}
+        settings["adapter"] = _resolve_adapter(settings.get("adapter"), defaults)
         with invalid_input("training"):
             spec = TrainingSpec.model_validate(settings)
             return TrainingSpec.model_validate(
@@ -276,6 +285,29 @@ class FineTuneRequest(RequestPart):
         if asked.batch_size != "auto" and "micro_batch_size" not in self.training:
             changes["micro_batch_size"] = _divide_batch(asked.batch_size, spec)
         return changes
+
+
+def _resolve_adapter(asked: Any, defaults: TrainingSpec) -> Any:
+    """Return the requested settings of an adapter, completed by those of one that is continued.
+
+    Raises `InvalidInputError` for a job from an adapter that would not continue it.
+    """
+    if defaults.base_adapter is None or defaults.adapter is None:
+        return {"export": "merged", **asked} if isinstance(asked, Mapping) else asked
+    name = Path(defaults.base_adapter).name
+    if asked is None:
+        raise InvalidInputError(
+            f"training.adapter is null, and model {name!r} is an adapter, which a job continues: "
+            "leave adapter out, or merge the adapter ('tuneserve models merge') and start from the "
+            "result",
+            param="training",
+            code="model_is_adapter",
+        )
+    if not isinstance(asked, Mapping):
+        return asked
+    with invalid_input("training", only=ValueError):
+        given = {"export": defaults.adapter.export, **asked}
+        return continue_settings(Path(defaults.base_adapter), given)
 
 
 def _divide_batch(batch_size: int, spec: TrainingSpec) -> int:

@@ -15,7 +15,6 @@ from apps.file_store import FileStore
 from apps.fine_tuning.default_settings import (
     build_default_spec,
     list_offered_tasks,
-    resolve_base_model,
 )
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
@@ -128,7 +127,7 @@ class JobCreator:
         no room for one more model of this size.
         """
         check_job_counts(self._runs, self._limits)  # before the rows are read
-        model = resolve_base_model(self._models, request.model)
+        model = self._models.resolve(request.model)
         require_lineage(model)  # the new model's lineage refers to it
         new_bytes = self._sizes.measure_model(model.id)
         check_model_space(self._sizes.measure(), self._limits, new_bytes)
@@ -150,7 +149,7 @@ class JobCreator:
         import_transformers()
         from training.data.text.preview import preview_rows, split_tokens
 
-        stored = resolve_base_model(self._models, model)
+        stored = self._models.resolve(model)
         file = self._files.find_content(file_id)
         request = parse_fine_tune(
             {"model": model, "training_file": file_id, "training": dict(training)}
@@ -237,7 +236,13 @@ class JobCreator:
 
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
         training_file = str(paths[request.training_file])
-        defaults = build_default_spec(self._models, model, training_file, request.task)
+        defaults = build_default_spec(
+            self._models,
+            model,
+            training_file,
+            request.task,
+            serves_adapters=self._serves_adapters,
+        )
         spec = request.resolve_settings(defaults, paths)
         _check_loop(spec, self._allowed_loops)
         _check_served(spec)
@@ -245,7 +250,7 @@ class JobCreator:
         if find_task(spec.task).generates:
             _check_generates(model)
         with invalid_input("model", only=SettingError):
-            check_base_model(str(model.path), find_task(spec.task))
+            check_base_model(spec.base_model, find_task(spec.task))
         with invalid_input("training", only=SettingError):
             check_architecture(spec)
             planned = plan_learned_tensors(spec)  # refuses an adapter that does not fit

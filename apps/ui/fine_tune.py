@@ -43,19 +43,21 @@ CHECK_INTERVAL_S = 0.5
 
 
 def list_model_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
-    """List the entries of the model menu: base models first, of these language models first.
-
-    Jobs do not start from adapters.
-    """
-    complete = [model for model in models if model.kind == "model"]
-    ordered = sorted(complete, key=lambda model: (not model.base, model.task != DEFAULT_TASK))
-    return [(f"{model.id} (base)" if model.base else model.id, model.id) for model in ordered]
+    """List the entries of the model menu: base models first, of these language models first."""
+    ordered = sorted(models, key=lambda model: (not model.base, model.task != DEFAULT_TASK))
+    return [(_name_model(model), model.id) for model in ordered]
 
 
 def list_file_choices(files: Sequence[File]) -> list[tuple[str, str]]:
     """List the entries of the data menu: the bundled handbook first."""
     ordered = sorted(files, key=lambda file: file.id != HANDBOOK_FILE_ID)
     return [(_name_file(file), file.id) for file in ordered]
+
+
+def _name_model(model: Model) -> str:
+    if model.kind == "adapter":
+        return f"{model.id} (adapter, continued)"
+    return f"{model.id} (base)" if model.base else model.id
 
 
 def _name_file(file: File) -> str:

@@ -1,9 +1,10 @@
-"""A job whose result is an adapter: trained, served beside its base model, and merged."""
+"""A job whose result is an adapter: trained, served beside its base, continued, and merged."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,20 +35,11 @@ def generate_with_peft(models: Path, adapter: str, question: str) -> str:
     return str(tokenizer.decode(answer, skip_special_tokens=True))
 
 
-def test_adapter_is_trained_served_beside_its_base_and_merged(
-    application: Application, http: httpx.Client, tmp_path: Path
-) -> None:
-    client = application.client
-    rows = tmp_path / "adapter-rows.jsonl"
-    lines = (HANDBOOK / "train.jsonl").read_text().splitlines()[:NUM_ROWS]
-    rows.write_text("\n".join(lines) + "\n")
-    file = client.files.create(file=rows, purpose="fine-tune")
-    questions = [question for question, _ in read_handbook("train.jsonl")[:4]]
-    before = [complete_chat(client, BASE, question) for question in questions]
-    settings = {"adapter": {"rank": 8, "export": "adapter"}, "epochs": 2, "learning_rate": 0.005}
+def finish_job(client: openai.OpenAI, model: str, file_id: str, settings: dict[str, object]) -> str:
+    """Run a job to its end; return the id of its model."""
     started = client.fine_tuning.jobs.create(
-        model=BASE,
-        training_file=file.id,
+        model=model,
+        training_file=file_id,
         suffix="adapter",
         extra_body={"training": settings},
     )
@@ -59,7 +51,21 @@ def test_adapter_is_trained_served_beside_its_base_and_merged(
         "the job ends",
     )
     assert job.status == "succeeded", job.error
-    adapter = job.fine_tuned_model
+    return str(job.fine_tuned_model)
+
+
+def test_adapter_is_trained_served_beside_its_base_and_merged(
+    application: Application, http: httpx.Client, tmp_path: Path
+) -> None:
+    client = application.client
+    rows = tmp_path / "adapter-rows.jsonl"
+    lines = (HANDBOOK / "train.jsonl").read_text().splitlines()[:NUM_ROWS]
+    rows.write_text("\n".join(lines) + "\n")
+    file = client.files.create(file=rows, purpose="fine-tune")
+    questions = [question for question, _ in read_handbook("train.jsonl")[:4]]
+    before = [complete_chat(client, BASE, question) for question in questions]
+    settings = {"adapter": {"rank": 8, "export": "adapter"}, "epochs": 2, "learning_rate": 0.005}
+    adapter = finish_job(client, BASE, file.id, settings)
     shown = http.get(f"/v1/models/{adapter}").json()
     assert (shown["kind"], shown["base_model"]) == ("adapter", BASE)
     models = application.storage / "models"
@@ -72,6 +78,15 @@ def test_adapter_is_trained_served_beside_its_base_and_merged(
     assert answers[1::2] == before
     assert answers[::2] == [generate_with_peft(models, adapter, one) for one in questions]
     assert answers[::2] != before
+
+    # A job from the adapter continues it; there is nothing to set.
+    continued = finish_job(client, adapter, file.id, {"epochs": 1})
+    lineage = http.get(f"/v1/models/{continued}/lineage").json()
+    assert (lineage["base_model"], lineage["base_adapter"]) == (BASE, adapter)
+    assert lineage["parent"]["run_id"] != lineage["run_id"]
+    assert lineage["spec"]["adapter"]["rank"] == 8
+    answers_of_continued = [complete_chat(client, continued, one) for one in questions]
+    assert answers_of_continued == [generate_with_peft(models, continued, one) for one in questions]
 
     refused = http.delete(f"/v1/models/{BASE}")
     assert refused.status_code == 409

@@ -20,6 +20,7 @@ from tests.e2e.training_group import (
     train_plainly,
     write_table,
 )
+from tests.peft_adapters import write_adapter
 from tests.tiny_model import build_tiny_model
 from tests.training_process import finish, read_steps, start, write_inputs
 from training.checkpoint.format import find_shards
@@ -27,6 +28,7 @@ from training.checkpoint.reference_logits import make_prompt, read_probe
 from training.export.adapter import export_adapter
 from training.export.merged import export_merged
 from training.export.zero_shards import open_weights
+from training.settings.continued_adapter import continue_settings
 from training.task import open_default_objective
 
 pytestmark = pytest.mark.e2e
@@ -104,6 +106,26 @@ def test_losses_equal_those_of_peft(folder: Path, world_size: int) -> None:
         print(world_size, case.settings, differences)
         assert differences["loss"] < 1e-4, case
         assert differences["parameter"] < 1e-3, case
+
+
+def test_continued_adapter_equals_one_of_peft(folder: Path, tmp_path: Path) -> None:
+    cases, plain = [], []
+    for kind in ("lora", "dora", "rslora"):
+        method = {"use_dora": kind == "dora", "use_rslora": kind == "rslora"}
+        base = folder / "tiny"
+        adapter = write_adapter(base, tmp_path / kind, target_modules=TARGETS, **method)
+        settings = {"adapter": continue_settings(adapter, {}), "base_adapter": str(adapter)}
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        peft = PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
+        continued = [make_case(kind, strategy, num_shares=2) for strategy in STRATEGIES]
+        continued = [replace(case, settings={**case.settings, **settings}) for case in continued]
+        cases += continued
+        plain.append(train_plainly(folder, continued[0], peft))
+    for number, found in enumerate(train_in_group(2, folder, cases)):
+        expected = plain[number // len(STRATEGIES)]
+        assert found.losses == pytest.approx(expected.losses, abs=1e-4), cases[number]
+    fresh = train_in_group(1, folder, [make_case("lora", STRATEGIES[0], num_shares=2)])[0]
+    assert abs(fresh.losses[0] - plain[0].losses[0]) > 0.1  # the start makes a difference
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -1,10 +1,12 @@
 """The adapter of a model in training: layers of PEFT, beside frozen weights."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from training.adapters.continuation import load_values
 from training.adapters.initial import start_from_weights
 from training.adapters.names import ADAPTER_NAME
 from training.adapters.targets import check_merge, choose_targets, find_saved_modules
@@ -48,19 +50,23 @@ def add_adapter(
     has_new_head: bool,
     seed: int,
     device: torch.device = _CPU,
+    start: Path | None = None,
     is_resumed: bool = False,
 ) -> "LoraConfig":
     """Add an adapter to a model in place, and freeze everything else; returns its configuration.
 
-    Its random values depend only on `seed`; values from the base weights are computed on `device`,
-    unless a checkpoint is loaded next. Frozen parameters are left out of the model's state, and so
-    of checkpoints. Raises `SettingError` as `choose_targets` does.
+    Its values are those of the adapter in the folder `start`, if there is one. Otherwise, random
+    values depend only on `seed`, and values from the base weights are computed on `device`. Both
+    are left out if a checkpoint is loaded next. Frozen parameters are left out of the model's
+    state, and so of checkpoints. Raises `SettingError` as `choose_targets` does.
     """
     from peft import inject_adapter_in_model
 
     config = plan_adapter(model, settings, has_new_head=has_new_head)
     torch.manual_seed(seed)
     inject_adapter_in_model(config, model, ADAPTER_NAME)
+    if start is not None and not is_resumed:
+        load_values(model, start)
     if settings.init != "default":
         start_from_weights(model, settings.init, device, is_resumed=is_resumed)
     model.register_state_dict_post_hook(_drop_frozen)

@@ -30,22 +30,22 @@ def write_lineage(
 ) -> None:
     """Write `lineage.json` and the model card into the directory of a run's model.
 
-    If the base model was itself fine-tuned, `parent` describes it by its run, step and data, and
-    `root` is the first base model of its lineage. So the size of the file does not grow with the
-    number of earlier fine-tunes. Raises `DamagedFileError`, or its subclass `NewerFormatError`, if
-    the lineage of the base model cannot be read.
+    If the base model was itself fine-tuned, or an adapter of it is continued, `parent` describes
+    that one by its run, step and data, and `root` is the first base model of its lineage. So the
+    size of the file does not grow with the number of earlier fine-tunes. Raises `DamagedFileError`,
+    or its subclass `NewerFormatError`, if the lineage of the base model cannot be read.
     """
     record = run.read_record()
     origin = {
         "base_model": name_source(spec.base_model),
         "base_model_revision": record.base_revision,
     }
-    base = read_lineage_file(Path(spec.base_model))
+    start = read_lineage_file(Path(spec.base_adapter or spec.base_model))
     lineage = {
         "run_id": run.path.name,
         **origin,
-        PARENT_KEY: _describe_parent(base) if base else None,
-        ROOT_KEY: _find_root(base) or origin,
+        PARENT_KEY: _describe_parent(start) if start else None,
+        ROOT_KEY: _find_root(start) or origin,
         "extends": [end.model_dump() for end in record.extends],
         "checkpoint_step": metrics["step"],
         "metrics": dict(metrics),

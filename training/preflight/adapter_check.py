@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
 
+from training.adapters.continuation import check_continued
 from training.adapters.layers import add_adapter
 from training.adapters.names import name_in_file
 from training.base_model import load_config
@@ -25,7 +27,7 @@ def plan_learned_tensors(spec: TrainingSpec) -> PlannedAdapter | None:
     """Return the adapter of a spec as it will be learned; None if all weights are learned.
 
     A new head is part of it, with the number of classes of the base model. Raises `SettingError`
-    for an adapter that does not fit, and `UnknownModelError`.
+    for an adapter that does not fit, or that is not the one to continue, and `UnknownModelError`.
     """
     if spec.adapter is None:
         return None
@@ -40,6 +42,8 @@ def plan_learned_tensors(spec: TrainingSpec) -> PlannedAdapter | None:
         for name, one in model.named_parameters()
         if one.requires_grad
     }
+    if spec.base_adapter is not None:
+        check_continued(Path(spec.base_adapter), config, shapes)
     return PlannedAdapter(shapes, bool(config.fan_in_fan_out))
 
 

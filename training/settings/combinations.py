@@ -23,6 +23,7 @@ def check_settings_together(spec: "TrainingSpec") -> None:
     _check_steps(spec)
     _check_strategy(spec)
     _check_sharding(spec)
+    _check_continuation(spec)
     _check_quantization(spec)
     _check_elastic(spec)
 
@@ -176,6 +177,31 @@ def _check_sharding(spec: "TrainingSpec") -> None:
         )
     if spec.offload_optimizer and spec.zero_stage == 0:
         raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; it is 0")
+
+
+def _check_continuation(spec: "TrainingSpec") -> None:
+    if spec.base_adapter is None:
+        return
+    check_local_path("base_adapter", spec.base_adapter)
+    if spec.adapter is None:
+        raise ValueError(
+            "base_adapter is set, and adapter is not: set adapter, or merge the adapter with its "
+            "base model to train all weights"
+        )
+    if spec.task not in ("causal_lm", "preference"):
+        raise ValueError(
+            f"base_adapter is set, and task is {spec.task!r}, whose adapters have a head of their "
+            "own: expected 'causal_lm' or 'preference', or merge the adapter with its base model"
+        )
+    for name, value, default in (
+        ("init", spec.adapter.init, "default"),
+        ("modules_to_save", list(spec.adapter.modules_to_save), []),
+    ):
+        if value != default:
+            raise ValueError(
+                f"base_adapter is set, and adapter.{name} is {value!r}, which an adapter cannot "
+                f"get later: remove {name}"
+            )
 
 
 def _check_quantization(spec: "TrainingSpec") -> None:

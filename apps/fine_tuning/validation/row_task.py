@@ -88,7 +88,7 @@ def _make_preference_spec(
 
 def _change_task(spec: TrainingSpec, task: str, **settings: Any) -> TrainingSpec:
     """Return a spec for the same rows and another task, with the defaults of that task."""
-    own = {"best_metric", "task_settings", *find_task(task).unused_settings}
+    own = {"base_adapter", "best_metric", "task_settings", *find_task(task).unused_settings}
     if task == IMAGE_TASK:  # an image is not as long as a text
         own.update(_SIZES)
     kept = spec.model_dump(exclude=own)

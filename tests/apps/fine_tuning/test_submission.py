@@ -28,10 +28,11 @@ from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.conftest import ROW, create_run
 from tests.apps.fine_tuning.conftest import fill_disk
-from tests.peft_adapters import write_adapter
+from tests.peft_adapters import LAYERS, write_adapter
 from training.data.faults import DataError
 from training.preflight.adapter_check import plan_learned_tensors
 from training.run.folder import RunFolder
+from training.settings.adapter_settings import AdapterSettings
 from training.settings.task_settings import DEFAULT_TASK
 from training.spec import TrainingSpec
 
@@ -153,24 +154,70 @@ async def test_job_may_leave_an_adapter(layout: StorageLayout, file_id: str, tas
     check_adapter_job(merged, serves_adapters=False)
 
 
-async def test_job_does_not_start_from_an_adapter(
+async def test_job_from_an_adapter_continues_it(
     queue: RunQueue, layout: StorageLayout, file_id: str, tmp_path: Path
 ) -> None:
     base = layout.model("tiny")
     store = ModelStore(layout)
     store.add(write_adapter(base, tmp_path / "adapter"), "a", base_id="tiny")
-    refusal = "^model 'a' is an adapter, and jobs start from complete models: start from its base"
-    with pytest.raises(InvalidInputError, match=refusal):
-        await queue.create({"model": "a", "training_file": file_id})
-    with pytest.raises(InvalidInputError, match=refusal):
-        await queue.get_defaults("a")
-    with pytest.raises(InvalidInputError, match=refusal):
-        await queue.preview(file_id, "a", 1, {})
+    defaults = await queue.get_defaults("a")
+    whole = await queue.get_defaults("tiny")
+    assert (defaults["tasks"], defaults["presets"]) == (["causal_lm", "preference"], {})
+    found = AdapterSettings.model_validate(defaults["training"]["adapter"])
+    targets = tuple(sorted(LAYERS))
+    expected = {"rank": 4, "alpha": 8.0, "target_modules": targets, "export": "adapter"}
+    assert found == AdapterSettings.model_validate(expected)
+    rates = [one["training"]["learning_rate"] for one in (defaults, whole)]
+    assert rates[0] == pytest.approx(10 * rates[1])
+    assert (await queue.preview(file_id, "a", 1, {}))["rows"]
     store.point_alias("latest", "a")
+    job = await queue.create(
+        {
+            "model": "latest",
+            "training_file": file_id,
+            "training": {"adapter": {"dropout": 0.1, "export": "merged"}},
+        }
+    )
+    spec = RunFolder(layout.run(job["id"])).read_spec()
+    assert job["model"] == "a"
+    assert (spec.base_model, spec.base_adapter) == (str(base), str(layout.model("a")))
+    changed = {**expected, "dropout": 0.1, "export": "merged"}
+    assert spec.adapter == AdapterSettings.model_validate(changed)
     check_file(layout, file_id, is_quick=True)  # as the base of `latest` reads it
     check = FileStore(layout).get(file_id)["check"]
     assert check is not None
     assert check["model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("training", "refusal"),
+    [
+        ({"adapter": {"rank": 16}}, "adapter.rank is 16, and the adapter to continue has 4: "),
+        ({"adapter": {"method": "dora"}}, "adapter.method is 'dora', and the adapter to continue "),
+        ({"adapter": {"init": "pissa"}}, "adapter.init is 'pissa', and a continued adapter starts"),
+        ({"adapter": None}, "training.adapter is null, and model 'a' is an adapter, which a job "),
+        ({"adapter": 3}, r"adapter .*\b3\b"),
+        ({"base_adapter": "/etc"}, r"\['base_adapter'\] cannot be set in 'training'"),
+        ({"loop": "a.b:c"}, "training.loop is set, and model 'a' is an adapter, which a loop "),
+        (
+            {"task": "sequence_classification"},
+            "base_adapter is set, and task is 'sequence_classification', whose adapters have",
+        ),
+    ],
+)
+async def test_job_that_cannot_continue_an_adapter_is_refused(
+    queue: RunQueue,
+    layout: StorageLayout,
+    file_id: str,
+    tmp_path: Path,
+    training: dict[str, Any],
+    refusal: str,
+) -> None:
+    adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter")
+    ModelStore(layout).add(adapter, "a", base_id="tiny")
+    with pytest.raises(InvalidInputError, match=f"^{refusal}"):
+        await queue.create({"model": "a", "training_file": file_id, "training": training})
+    assert RunIndex(layout).scan().runs == []
 
 
 async def test_task_without_serving_is_refused(

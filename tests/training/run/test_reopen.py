@@ -93,6 +93,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     "loop_config": {**LOOP, "loop_config": {"batch_size": 4}},
     "loop_split": {**LOOP, "loop_split": "none"},
     "quantization": {"adapter": {}, "zero_stage": 2, "quantization": "nf4"},
+    "base_adapter": {"adapter": {}, "base_adapter": "a"},
     "pipeline_stages": {"strategy": "pipeline", "num_workers": 4, "pipeline_stages": 2},
 }
 
