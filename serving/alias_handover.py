@@ -12,6 +12,7 @@ from typing import IO
 from serving.errors import (
     DeadlineExceededError,
     EngineLostError,
+    NoRoomError,
     OverloadedError,
     ServingError,
 )
@@ -201,25 +202,29 @@ class AliasWatcher:
             self._pin_targets()
 
     async def _move(self, alias: str, old: StoredModel | None, model: StoredModel) -> bool:
+        others = {
+            name: list_used(target.model)
+            for name, target in sorted(self._targets.items())
+            if name != alias
+        }
+        kept = {model_id for used in others.values() for model_id in used}
         try:
             await self._models.load(model, beside=True)
-        except OverloadedError as exc:
-            if old is None or not self._models.can_replace(old, model):
+        except NoRoomError as exc:
+            if old is None:
+                raise
+            if users := [name for name, used in others.items() if old.id in used]:
+                raise NoRoomError(f"{exc}; and {users[0]!r} still answers with {old.id!r}") from exc
+            if not self._models.can_replace(old, model, kept):
                 raise
             reason = str(exc)
         else:
             self._point(alias, model)
             return True
-        if others := [
-            name
-            for name, target in sorted(self._targets.items())
-            if name != alias and old.id in list_used(target.model)
-        ]:
-            raise OverloadedError(f"{reason}; and {others[0]!r} still answers with {old.id!r}")
         await asyncio.to_thread(model.verify)  # before requests are queued
         self._outcomes.record(alias, "draining", model.id, old, reason)
         has_moved = await self._models.replace(
-            old, model, lambda: self._desired.get(alias) == model.id
+            old, model, lambda: self._desired.get(alias) == model.id, kept
         )
         if has_moved:
             self._point(alias, model)

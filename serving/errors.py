@@ -6,6 +6,7 @@
     ├── ModelInUseError        409: an alias points to the model, or the model is loaded or in use
     ├── TooManyAliasesError    409: the limit on aliases is reached
     ├── OverloadedError        429: no capacity now; retry after `retry_after_s` seconds
+    │   └── NoRoomError        memory does not fit a model beside those in use
     ├── DeadlineExceededError  504: the answer took longer than the request timeout
     └── EngineDeadError        503: the model's engine cannot serve requests
         └── EngineLostError    its process ended, for any reason; a retry may succeed
@@ -58,6 +59,10 @@ class OverloadedError(ServingError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message, code="overloaded")
         self.retry_after_s = retry_after_s
+
+
+class NoRoomError(OverloadedError):
+    """A model is not loaded, and memory does not fit it in addition to the models in use."""
 
 
 class DeadlineExceededError(ServingError):

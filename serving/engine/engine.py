@@ -209,16 +209,19 @@ class Engine:
         choice_index: int = 0,
         timeout_s: float | None = None,
         in_pieces: bool = True,
+        checks_capacity: bool = True,
     ) -> AsyncGenerator[Piece, None]:
         """Generate after `prompt_ids` and yield text once it is certain.
 
         Closing the iterator cancels the request at once. Without `in_pieces` the text is yielded in
-        one or few pieces, which is less work. Raises, before the first piece, `InvalidRequestError`
+        one or few pieces, which is less work; without `checks_capacity` it is queued however many
+        requests there are. Raises, before the first piece, `InvalidRequestError`
         for a prompt that fills the context and `OverloadedError` if the queue is full; at any time
         `DeadlineExceededError` and `EngineDeadError`.
         """
         self.prompts.check_tokens(prompt_ids)
-        self.requests.check_capacity()
+        if checks_capacity:
+            self.requests.check_capacity()
         num_left = self.context_length - len(prompt_ids)
         num_new_tokens = min(
             sampling.max_new_tokens or self._settings.default_max_new_tokens, num_left

@@ -1,8 +1,8 @@
 """Which models are evicted so that another one fits into the memory of a replica."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from serving.errors import OverloadedError
+from serving.errors import NoRoomError
 from serving.pool.loaded_models import LoadedModels, Loading, list_used
 from serving.pool.memory_budget import format_gb
 from serving.store.stored_model import StoredModel
@@ -29,28 +29,28 @@ class Eviction:
         self._max_loaded = max_loaded
         self._max_bytes = max_bytes
 
-    def make_room(self, model: StoredModel, size_bytes: int, *, beside: bool) -> None:
-        """Evict the models that must be evicted to load another.
+    def make_room(self, models: Sequence[StoredModel], size_bytes: int, *, beside: bool) -> None:
+        """Evict the models that must be evicted to load others, which need `size_bytes` together.
 
-        `beside` loads it in addition to the models that aliases use, regardless of `max_loaded`.
-        Raises `OverloadedError`, and evicts none, if that is not enough.
+        `beside` loads them in addition to the models that aliases use, regardless of `max_loaded`.
+        What they use stays. Raises `NoRoomError`, and evicts none, if that is not enough.
         """
-        used = list_used(model)
+        used = {model_id for model in models for model_id in list_used(model)}
         candidates = [
             idle
             for idle in self._loaded.list_idle()
             if not (beside and self._loaded.is_pinned(idle.stored.id))
             and idle.stored.id not in used
         ]
-        needs_place = not (beside or model.is_adapter)
+        needs_place = not beside and not all(model.is_adapter for model in models)
         num_free = self._max_loaded - self._count_models()
         free_bytes = self._max_bytes - self._sum_bytes()
         num_evicted = 0
         while (num_free < 1 and needs_place) or free_bytes < size_bytes:
             if num_evicted == len(candidates):
-                raise OverloadedError(
-                    f"model {model.id!r} is not loaded, and there is no room for it beside the "
-                    f"models that are busy: {self._max_loaded} may be loaded, and take "
+                raise NoRoomError(
+                    f"model {models[-1].id!r} is not loaded, and there is no room for it beside "
+                    f"the models that are busy: {self._max_loaded} may be loaded, and take "
                     f"{format_gb(self._max_bytes)}",
                     retry_after_s=LOAD_RETRY_AFTER_S,
                 )
@@ -60,14 +60,17 @@ class Eviction:
         for candidate in candidates[:num_evicted]:
             self._loaded.evict(candidate.stored.id)
 
-    def fits_instead(self, old: StoredModel, size_bytes: int) -> bool:
-        """Return whether a model fits once `old` and idle models that no alias uses are evicted."""
+    def fits_instead(self, freed: Collection[str], used: Collection[str], size_bytes: int) -> bool:
+        """Return whether `size_bytes` fit once models are evicted.
+
+        These are those with the ids `freed`, and idle ones that no alias uses and are not `used`.
+        """
         evictable = {
             idle.stored.id
             for idle in self._loaded.list_idle()
-            if not self._loaded.is_pinned(idle.stored.id)
+            if not self._loaded.is_pinned(idle.stored.id) and idle.stored.id not in used
         }
-        return self._sum_bytes(without={*evictable, old.id}) + size_bytes <= self._max_bytes
+        return self._sum_bytes(without={*evictable, *freed}) + size_bytes <= self._max_bytes
 
     def evict_excess(self) -> None:
         """Evict idle models that no alias uses while more than `max_loaded` are loaded."""

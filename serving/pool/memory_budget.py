@@ -18,12 +18,13 @@ class MemoryEstimates:
         # Bytes by id and edition, or the error why the model cannot be loaded.
         self._found: dict[tuple[str, tuple[int, int]], int | EngineDeadError] = {}
 
-    async def estimate(self, model: StoredModel) -> int:
-        """Return the bytes that a model needs.
+    async def estimate(self, model: StoredModel, base: StoredModel | None = None) -> int:
+        """Return the bytes that a model needs; for an adapter, in addition to its `base`.
 
         Raises `EngineDeadError` for a model that cannot be loaded, `InvalidRequestError` for a
-        model that is larger than the whole budget.
+        model that is larger than the whole budget, with its base.
         """
+        base_bytes = 0 if base is None else await self.estimate(base)
         key = (model.id, model.edition)
         if key not in self._found:  # cached because rejections under load need it every time
             try:
@@ -35,10 +36,11 @@ class MemoryEstimates:
         size_bytes = self._found[key]
         if isinstance(size_bytes, EngineDeadError):
             raise EngineDeadError(size_bytes.message)
-        if size_bytes > self._max_bytes:
+        if base_bytes + size_bytes > self._max_bytes:
+            beside = "" if base is None else f", with those of its base model {base.id!r}"
             raise InvalidRequestError(
-                f"model {model.id!r} needs {format_gb(size_bytes)} for its weights and its cache, "
-                f"and models may take {format_gb(self._max_bytes)} here",
+                f"model {model.id!r} needs {format_gb(base_bytes + size_bytes)} for its weights "
+                f"and its cache{beside}, and models may take {format_gb(self._max_bytes)} here",
                 param="model",
                 code="model_too_large",
             )

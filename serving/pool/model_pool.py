@@ -3,14 +3,20 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from serving.engine.engine import Engine
 from serving.engine.remote import fork_server
 from serving.engine.sampling import Sampling
-from serving.errors import DeadlineExceededError, EngineDeadError, OverloadedError
+from serving.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineLostError,
+    NoRoomError,
+    OverloadedError,
+)
 from serving.pool.eviction import LOAD_RETRY_AFTER_S, Eviction
 from serving.pool.loaded_models import LoadedModel, LoadedModels, Loading, list_used
 from serving.pool.memory_budget import MemoryEstimates
@@ -119,59 +125,68 @@ class ModelPool:
         """Return the model's engine; load and warm it up unless that is done or in progress.
 
         `beside` loads it in addition to the models that aliases use, regardless of `max_loaded`;
-        excess models are evicted when idle. Raises `OverloadedError` if memory does not fit it in
+        excess models are evicted when idle. Raises `NoRoomError` if memory does not fit it in
         addition to the models in use, `InvalidRequestError` if it can never fit.
         """
         if (loaded := self._loaded.find(model)) is not None:
             return loaded
         if model.id not in self._loading:
-            size_bytes = await self._estimates.estimate(model)
-            if model.id not in self._loading:  # no other task has started to load it meanwhile
-                if (loaded := self._loaded.find(model)) is not None:
-                    return loaded
-                self._eviction.make_room(model, size_bytes, beside=beside)
-                task = asyncio.create_task(self._load(model, size_bytes, beside=beside))
-                self._loading[model.id] = Loading(model, task, size_bytes)
+            needed = await self._estimate(model)
+            if (loaded := self._loaded.find(model)) is not None:
+                return loaded
+            self._start_loading(needed, beside=beside)
         # Shielded: other requests may wait for the same engine.
         return await asyncio.shield(self._loading[model.id].task)
 
-    def can_replace(self, old: StoredModel, new: StoredModel) -> bool:
+    def can_replace(self, old: StoredModel, new: StoredModel, kept: Collection[str] = ()) -> bool:
         """Return whether `new` fits once `old` and idle models that no alias uses are evicted.
 
-        Call it only for a model that `load` raised `OverloadedError` for: its size is known then.
+        The base model of `old` is evicted with it, unless `new` uses it or it is one of the ids
+        `kept`. Call it only for a model that `load` raised `NoRoomError` for: its size is known
+        then.
         """
-        needed = self._estimates.get(new)
-        if new.is_adapter and not self._loaded.has(base := new.lineage.base_model):
-            needed += self._estimates.get_by_id(base)
-        return self._eviction.fits_instead(old, needed)
+        used = list_used(new)
+        sizes = [self._estimates.get_by_id(one) for one in used if not self._loaded.has(one)]
+        return self._eviction.fits_instead(_list_freed(old, new, kept), used, sum(sizes))
 
     async def replace(
-        self, old: StoredModel, new: StoredModel, is_still_wanted: Callable[[], bool]
+        self,
+        old: StoredModel,
+        new: StoredModel,
+        is_still_wanted: Callable[[], bool],
+        kept: Collection[str] = (),
     ) -> bool:
-        """Replace `old` by `new` once the last running request of `old` has ended.
+        """Replace `old` by `new` once the last running request of what is evicted has ended.
 
-        New requests for `old` wait meanwhile. If `new` does not load, `old` is loaded again.
-        Returns whether the models were replaced; they are not if `is_still_wanted()` is false when
-        `old` is idle. Raises `OverloadedError` if the freed memory no longer suffices by then.
+        That is described at `can_replace`. New requests for it wait meanwhile. If `new` does not
+        load, `old` is loaded again. Returns whether the models were replaced; they are not if
+        `is_still_wanted()` is false when `old` is idle. Raises `NoRoomError` if the freed memory no
+        longer suffices by then.
         """
+        freed = _list_freed(old, new, kept)
         drained = asyncio.Event()
-        self._draining[old.id] = _Draining(drained)
+        self._draining.update(dict.fromkeys(freed, _Draining(drained)))
         try:
-            await self._loaded.wait_until_idle(old.id)
+            needed = await self._estimate(new)
+            for model_id in freed:  # requests of an adapter use its base, which is the last
+                await self._loaded.wait_until_idle(model_id)
             if not is_still_wanted():
                 return False
-            if not self.can_replace(old, new):  # other models were loaded meanwhile
-                raise OverloadedError(f"the room that {old.id!r} leaves is not enough any more")
-            # `load` reserves the memory before its first await, so no other model can take it.
-            self._loaded.evict(old.id)
+            if not self.can_replace(old, new, kept):  # other models were loaded meanwhile
+                raise NoRoomError(f"the room that {old.id!r} leaves is not enough any more")
+            for model_id in freed:
+                self._loaded.evict(model_id)
             try:
+                # Reserves the memory before any other task can take it.
+                self._start_loading(needed, beside=True)
                 await self.load(new, beside=True)
             except Exception:
                 await self.load(old, beside=True)
                 raise
             return True
         finally:
-            del self._draining[old.id]
+            for model_id in freed:
+                del self._draining[model_id]
             drained.set()
 
     async def wait_while_draining(self, model: StoredModel, *, timeout_s: float) -> bool:
@@ -203,18 +218,50 @@ class ModelPool:
         self._is_closed = True
         self._loaded.close()
 
-    async def _load(self, model: StoredModel, size_bytes: int, *, beside: bool) -> LoadedModel:
+    async def _estimate(self, model: StoredModel) -> list[tuple[StoredModel, int]]:
+        """Return what must be in memory for a model, with the bytes: an adapter's base first.
+
+        Raises the errors of `load`, except `NoRoomError`.
+        """
+        if not model.is_adapter:
+            return [(model, await self._estimates.estimate(model))]
+        base = await asyncio.to_thread(self._find_base, model)
+        size_bytes = await self._estimates.estimate(model, base)
+        return [(base, self._estimates.get(base)), (model, size_bytes)]
+
+    def _start_loading(self, needed: Sequence[tuple[StoredModel, int]], *, beside: bool) -> None:
+        """Reserve the memory of what is not loaded yet, and begin to load it.
+
+        Raises `NoRoomError`.
+        """
+        missing = [
+            (model, size_bytes)
+            for model, size_bytes in needed
+            if self._loaded.find(model) is None and model.id not in self._loading
+        ]
+        if not missing:
+            return
+        size_bytes = sum(size for _, size in missing)
+        self._eviction.make_room([model for model, _ in missing], size_bytes, beside=beside)
+        base = needed[0][0]
+        for model, size_bytes in missing:
+            self._loaded.add_lease(base)  # it must not be evicted before the adapter is loaded
+            task = asyncio.create_task(self._load(model, base, size_bytes, beside=beside))
+            self._loading[model.id] = Loading(model, task, size_bytes)
+
+    async def _load(
+        self, model: StoredModel, base: StoredModel, size_bytes: int, *, beside: bool
+    ) -> LoadedModel:
+        """Load a model, or an adapter on its `base`, and end the lease of the base."""
         started = time.monotonic()
         try:
             with model.lock_shared():
                 if model.is_adapter:
-                    engine = await self._open_adapter(model, beside=beside)
+                    engine = await self._open_adapter(model, base, beside=beside)
                 else:
                     engine = await self._start_engine(model)
             try:
-                # The first pass through a model is its slowest; no request should wait for it.
-                async for _ in engine.generate([0], Sampling(max_new_tokens=1)):
-                    pass
+                await _warm_up(model, engine)
                 self._check_open()
             except BaseException:
                 await asyncio.to_thread(engine.close)
@@ -223,6 +270,7 @@ class ModelPool:
             self._loaded.add(loaded)
         finally:
             del self._loading[model.id]
+            self._loaded.end_lease(base)
         logger.info("loaded model %s in %.1f s", model.id, time.monotonic() - started)
         return loaded
 
@@ -232,20 +280,43 @@ class ModelPool:
         self._check_open()
         return await asyncio.to_thread(Engine.start, model.path, self._settings)
 
-    async def _open_adapter(self, adapter: StoredModel, *, beside: bool) -> Engine:
-        base = await asyncio.to_thread(self._find_base, adapter)
-        self._loaded.add_lease(base)  # it must not be evicted before the adapter is loaded
+    async def _open_adapter(
+        self, adapter: StoredModel, base: StoredModel, *, beside: bool
+    ) -> Engine:
+        engine = (await self.load(base, beside=beside)).engine
+        await run_in_new_thread(_verify, adapter)
+        self._check_open()
         try:
-            loaded = await self.load(base, beside=beside)
-            await run_in_new_thread(_verify, adapter)
-            self._check_open()
-            return await loaded.engine.open_adapter(adapter.path, base.path)
-        finally:
-            self._loaded.end_lease(base)
+            return await engine.open_adapter(adapter.path, base.path)
+        except EngineDeadError as exc:
+            if engine.is_healthy():
+                raise
+            raise EngineLostError(f"the engine of its base model {base.id!r} has died") from exc
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineDeadError("the replica is shutting down")
+
+
+async def _warm_up(model: StoredModel, engine: Engine) -> None:
+    """Compute one token: the first pass through a model is its slowest; no request should wait.
+
+    The requests that run on the base of an adapter do not prevent it. Raises `EngineLostError` if
+    the process of the base has ended.
+    """
+    answer = engine.generate([0], Sampling(max_new_tokens=1), checks_capacity=False)
+    try:
+        async for _ in answer:
+            pass
+    except EngineDeadError as exc:
+        if engine.is_healthy() or not model.is_adapter:
+            raise
+        raise EngineLostError("the engine of its base model has died") from exc
+
+
+def _list_freed(old: StoredModel, new: StoredModel, kept: Collection[str]) -> list[str]:
+    """List the ids of what is evicted if `new` replaces `old`, an adapter before its base."""
+    return [one for one in list_used(old) if one not in {*list_used(new), *kept}]
 
 
 def _verify(model: StoredModel) -> None:
