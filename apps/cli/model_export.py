@@ -24,6 +24,7 @@ from apps.client.models import ArchiveFormat
 from apps.client.resources import Model
 from model_files.gguf.llama_cpp_tools import GgufConversionError, find_tools
 from model_files.weight_headers import ADAPTER_CONFIG_NAME
+from system.library_errors import LibraryError
 
 Result = TypeVar("Result")
 _FORMATS: dict[str, ArchiveFormat] = {".tar": "tar", ".zip": "zip"}
@@ -249,17 +250,20 @@ def _read_head(head: bytes) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def _work_beside(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder on the disk of the output, which can then be renamed."""
+    """Yield a temporary folder on the disk of the output, which can then be renamed.
+
+    An `OSError`, such as that of a full disk, ends the command.
+    """
     try:
-        work = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
+            yield Path(folder)
     except OSError as exc:
         fail(exc)
-    with work as folder:
-        yield Path(folder)
 
 
 def _run_or_fail(work: Callable[[], Result]) -> Result:
+    """Return the result of some work; end the command for what a user or a library caused."""
     try:
         return work()
-    except (ValueError, GgufConversionError, OSError) as exc:
+    except (ValueError, GgufConversionError, LibraryError, OSError) as exc:
         fail(exc)

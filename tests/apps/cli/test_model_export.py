@@ -155,6 +155,31 @@ def test_classifier_is_refused_for_gguf(
     assert (status, "the task of 'mood' is sequence_classification" in output) == (1, True), output
 
 
+def test_failure_of_library_is_message(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **settings: object) -> None:
+        raise RuntimeError("unknown dtype")
+
+    monkeypatch.setattr("training.export.weight_dtype.safe_open", refuse)
+    status, output = call("models", "export", "tiny", "tiny.tar", *DTYPE, "bf16")
+    message = "error: model.safetensors cannot be opened (RuntimeError: unknown dtype); export"
+    assert (status, message in output) == (1, True), output
+    assert list(folder.iterdir()) == []
+
+
+def test_fault_of_own_code_is_no_message(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr("training.export.weight_dtype._plan", fail)
+    with pytest.raises(AssertionError, match=r"^KeyError\('bug'\)"):
+        call("models", "export", "tiny", "tiny.tar", *DTYPE, "bf16")
+    assert list(folder.iterdir()) == []
+
+
 def test_adapter_is_exported_in_another_dtype(
     call: Call, layout: StorageLayout, tmp_path: Path
 ) -> None:
