@@ -98,7 +98,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     from training.preflight.disk_and_memory import check_disk_and_memory
     from training.preflight.preflight import check_settings
 
-    check_settings(spec)  # in seconds, before the base model is hashed and any worker starts
+    size = check_settings(spec)  # in seconds, before the base model is hashed and any worker starts
     if run.read_record().base_revision is None:
         run.update_record(base_revision=find_revision(spec.base_model))
     _check_base_model(run, spec)  # it may have been replaced since
@@ -108,7 +108,8 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     use_gpu = wants_gpu(spec, sum(node.get("GPU", 0.0) for node in nodes))
     if spec.loop is None:  # else it is unknown what the loop needs
         spec = resolve_precision(spec, on_gpu=use_gpu)
-        check_disk_and_memory(run, spec, nodes, on_gpu=use_gpu)
+        if size is not None:  # else the weights are not downloaded yet
+            check_disk_and_memory(run, spec, size, nodes, on_gpu=use_gpu)
         run.write_spec(spec)
     if len(nodes) == 1 and spec.min_workers is None:
         # Ray Train's watcher for node preemption is a process that takes seconds to start.

@@ -18,18 +18,30 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
 from apps.cli.files import save
-from apps.cli.output import fail, notes, show
+from apps.cli.output import fail, notes, show, show_size
 from apps.client.client import ApiClient
 from apps.client.models import ArchiveFormat
 from apps.client.resources import Model
-from model_files.gguf.llama_cpp_tools import GgufConversionError, find_tools
+from model_files.gguf.llama_cpp_tools import (
+    CONVERTER_TYPES,
+    QUANTISER_TYPES,
+    GgufConversionError,
+    find_tools,
+)
 from model_files.weight_headers import ADAPTER_CONFIG_NAME
+from storage.durable import MANIFEST_NAME
+from system.free_resources import measure_free_disk
+from system.library_errors import LibraryError
 
 Result = TypeVar("Result")
 _FORMATS: dict[str, ArchiveFormat] = {".tar": "tar", ".zip": "zip"}
 _GENERATING_TASK = "causal_lm"
 _CONFIG_NAME = "config.json"
+_WEIGHTS_ENDING = ".safetensors"
 _HEAD_BYTES = 1 << 20  # small files precede the weights in an archive
+_ENTRY_BYTES = 1024  # of each file of an archive beside its content, at most
+_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
+_LEAST_BITS = 16  # of a weight that is not quantised
 
 
 class ExportFormat(StrEnum):
@@ -45,6 +57,33 @@ class WeightDtype(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
+
+    @property
+    def num_bits(self) -> int:
+        """Bits of one weight."""
+        return 32 if self == WeightDtype.FP32 else 16
+
+
+class _ModelBytes(NamedTuple):
+    """The sizes of a model's files in bytes: those with its weights, and the others."""
+
+    num_files: int
+    weights: int
+    others: int
+
+    @property
+    def directory(self) -> int:
+        """All files."""
+        return self.weights + self.others
+
+    @property
+    def archive(self) -> int:
+        """An archive of all files, at most."""
+        return self.directory + (self.num_files + 2) * _ENTRY_BYTES
+
+    def scale_weights(self, factor: float) -> "_ModelBytes":
+        """Return the sizes with weights of another dtype."""
+        return self._replace(weights=int(factor * self.weights))
 
 
 class _Exported(NamedTuple):
@@ -65,6 +104,31 @@ class _Exported(NamedTuple):
         except ValueError as exc:
             fail(f"{_CONFIG_NAME} of model {self.model.id!r} cannot be read: {exc}")
         return config if isinstance(config, dict) else {}
+
+    @property
+    def sizes(self) -> _ModelBytes:
+        """The sizes that its manifest lists; zeros if that is not at the beginning of the archive.
+
+        The manifest is the first file of an archive; earlier releases sorted it behind the weights
+        of an adapter.
+        """
+        content = self.files.get(MANIFEST_NAME)
+        if content is None:
+            return _ModelBytes(0, 0, 0)
+        try:
+            listed = json.loads(content)["files"].items()
+            sizes = {name: int(entry["size_bytes"]) for name, entry in listed}
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            fail(f"{MANIFEST_NAME} of model {self.model.id!r} cannot be read: {exc}")
+        weights = sum(size for name, size in sizes.items() if name.endswith(_WEIGHTS_ENDING))
+        others = sum(sizes.values()) - weights + len(content)
+        return _ModelBytes(len(sizes) + 1, weights, others)
+
+    @property
+    def num_bits(self) -> int:
+        """Bits per weight according to its config.json; if that has none, the least possible."""
+        name = self.config.get("dtype") or self.config.get("torch_dtype")
+        return _BITS.get(str(name), _LEAST_BITS)
 
 
 def export(
@@ -99,7 +163,10 @@ def export(
     if dtype is not None:
         _export_dtype(model_id, output, dtype, url)
     else:
-        run_with_api(url, lambda api: fetch_model(api, model_id, output, _FORMATS[output.suffix]))
+        exported = run_with_api(url, lambda api: _inspect(api, model_id))
+        _check_space(output, exported.sizes.archive)
+        name = exported.model.id
+        run_with_api(url, lambda api: fetch_model(api, name, output, _FORMATS[output.suffix]))
     show({"model": model_id, "path": str(output)}, as_json, lambda: f"wrote {output}")
 
 
@@ -146,9 +213,51 @@ def _check_output(output: Path, to: ExportFormat | None) -> None:
         fail(f"there is no folder {str(output.parent)!r}")
 
 
+def _check_space(output: Path, needed_bytes: int) -> None:
+    """End the command if the disk of the new file has less room than the export needs."""
+    free_bytes = measure_free_disk(output.parent)
+    if needed_bytes > free_bytes:
+        fail(
+            f"the disk of {str(output)!r} has no room for the export: with its temporary files it "
+            f"needs up to {_describe_bytes(needed_bytes)}, {_describe_bytes(free_bytes)} are free; "
+            "make room there, or export to another disk"
+        )
+
+
+def _describe_bytes(num_bytes: int) -> str:
+    return f"{num_bytes:,} bytes ({show_size(num_bytes)})"
+
+
+def _measure_dtype_export(exported: _Exported, dtype: WeightDtype) -> int:
+    """Return the most bytes that are written at a time.
+
+    First the archive and the unpacked model, then the converted model and its archive. While a file
+    is converted it is there twice, which is less than the larger of both.
+    """
+    sizes = exported.sizes
+    converted = sizes.scale_weights(dtype.num_bits / exported.num_bits)
+    return max(one.archive + one.directory for one in (sizes, converted))
+
+
+def _measure_gguf_export(exported: _Exported, quantization: str | None) -> int:
+    """Return the most bytes that are written at a time.
+
+    First the archive and the unpacked model, then the unpacked model and the GGUF file; the
+    quantiser reads one with unquantised weights, which is removed at its end. The vocabulary in a
+    GGUF file is not larger than the files of the tokenizer.
+    """
+    sizes = exported.sizes
+    num_bits = {**CONVERTER_TYPES, **QUANTISER_TYPES}.get(quantization or "", exported.num_bits)
+    written = sizes.scale_weights(num_bits / exported.num_bits).directory
+    if quantization in QUANTISER_TYPES:
+        written += sizes.directory
+    return sizes.directory + max(sizes.archive, written)
+
+
 def _export_dtype(model_id: str, output: Path, dtype: WeightDtype, url: str) -> None:
     exported = run_with_api(url, lambda api: _inspect(api, model_id))
     _check_unquantised(exported)
+    _check_space(output, _measure_dtype_export(exported, dtype))
     from serving.store.export import stream_folder  # slow to import
     from training.export.weight_dtype import convert_weights
 
@@ -183,6 +292,7 @@ def _export_gguf(
     architecture = _find_gguf_architecture(exported)
     with notes.status("Starting llama.cpp's converter"):
         _run_or_fail(lambda: check_architecture(tools, architecture))
+    _check_space(output, _measure_gguf_export(exported, quantization))
     disable_progress_bar()
     with _work_beside(output) as folder:
         directory = unpack_model(url, exported.model.id, folder)
@@ -249,17 +359,20 @@ def _read_head(head: bytes) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def _work_beside(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder on the disk of the output, which can then be renamed."""
+    """Yield a temporary folder on the disk of the output, which can then be renamed.
+
+    An `OSError`, such as that of a full disk, ends the command.
+    """
     try:
-        work = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
+            yield Path(folder)
     except OSError as exc:
         fail(exc)
-    with work as folder:
-        yield Path(folder)
 
 
 def _run_or_fail(work: Callable[[], Result]) -> Result:
+    """Return the result of some work; end the command for what a user or a library caused."""
     try:
         return work()
-    except (ValueError, GgufConversionError, OSError) as exc:
+    except (ValueError, GgufConversionError, LibraryError, OSError) as exc:
         fail(exc)

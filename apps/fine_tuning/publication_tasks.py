@@ -25,10 +25,12 @@ from apps.usage_limits import check_model_space
 from serving.errors import OverloadedError
 from serving.store.model_store import ModelStore
 from storage import versioned_json
-from storage.layout import StorageLayout, check_id, is_plain_name
+from storage.layout import StorageLayout, check_id
 from system.fault_log import FaultLog
+from system.library_imports import import_transformers
 from training.run.folder import RunFolder
 from training.run.run_events import EventLevel
+from training.spec import SettingError
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class CheckpointExporter:
 
         run = find_run(self._layout, run_id)
         checkpoint = find_checkpoint(run, checkpoint_id)
+        new_bytes = self._estimate_model(run)
         with invalid_input("model"):
             model_id = check_id(model_id or name_checkpoint_model(run, checkpoint.step))
         with self._lock:
@@ -95,8 +98,6 @@ class CheckpointExporter:
                     f"{num_exports} checkpoints are being published; try again when one is done",
                     retry_after_s=_RETRY_AFTER_S,
                 )
-            base_model = str(run.read_record().request.get("model") or "")
-            new_bytes = self._sizes.measure_model(base_model) if is_plain_name(base_model) else 0
             check_model_space(self._sizes.measure(), self._limits, new_bytes)
             try:
                 self._locked[model_id] = lock_checkpoint(checkpoint)
@@ -123,6 +124,22 @@ class CheckpointExporter:
             )
             for model_id in self._locked.keys() - {model_id for _, model_id in self._find_noted()}:
                 self._locked.pop(model_id).close()
+
+    def _estimate_model(self, run: RunFolder) -> int:
+        """Estimate the bytes of a run's model; 0 if its base model was deleted or replaced.
+
+        The export then fails, and reports that.
+        """
+        spec = run.read_spec()
+        if spec.adapter is None or spec.adapter.export == "merged":
+            return self._sizes.estimate_published(spec, None)
+        import_transformers()
+        from training.preflight.adapter_check import count_learned_parameters
+
+        try:
+            return self._sizes.estimate_published(spec, count_learned_parameters(spec))
+        except SettingError:
+            return 0
 
     def _end_lost(self, run: RunFolder, model_id: str) -> None:
         """Report the result of an export whose task ended without reporting it."""

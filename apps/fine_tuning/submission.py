@@ -129,8 +129,6 @@ class JobCreator:
         check_job_counts(self._runs, self._limits)  # before the rows are read
         model = self._models.resolve(request.model)
         require_lineage(model)  # the new model's lineage refers to it
-        new_bytes = self._sizes.measure_model(model.id)
-        check_model_space(self._sizes.measure(), self._limits, new_bytes)
         with ExitStack() as locks, refuse_full_disk():
             # Locked until a record states that they are needed.
             locks.enter_context(model.lock_shared())
@@ -256,6 +254,8 @@ class JobCreator:
             planned = plan_learned_tensors(spec)  # refuses an adapter that does not fit
         check_adapter_layers(spec, planned)
         check_job_size(spec, self._limits)
+        new_bytes = self._sizes.estimate_published(spec, planned and planned.num_parameters)
+        check_model_space(self._sizes.measure(), self._limits, new_bytes)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
         prepared = None

@@ -9,6 +9,7 @@ import numpy as np
 from model_files.loading import load_tokenizer
 from model_files.weight_headers import read_weight_headers
 from system.free_resources import measure_host_memory
+from system.library_errors import translate_library_errors
 
 TEXT = "The quick brown fox jumps over 13 lazy dogs.\n\nDoes it? Yes: naïve café, 2026!"
 """Words, digits, punctuation, an empty line and characters of two bytes."""
@@ -30,6 +31,7 @@ Two to seven times the errors of the demonstration model; above ten times withou
 """
 
 _BYTES_PER_PARAMETER = 4  # the original is computed in float32
+_ADVICE = "install a newer {}, or uninstall llama-cpp-python to export without this comparison"
 
 
 class GgufDifferenceError(ValueError):
@@ -65,40 +67,49 @@ def compare_with_original(path: Path, directory: Path, quantization: str) -> Ggu
 
     Raises `GgufDifferenceError` if the tokens differ, if the error exceeds the tolerance of the
     quantisation, or if the next token differs although the original's lead is larger than the
-    tolerance.
+    tolerance, and `LibraryError` if one of the two libraries fails.
     """
-    from llama_cpp import Llama
-
     token_ids = load_tokenizer(directory).encode(TEXT, add_special_tokens=False)
-    model = Llama(str(path), n_ctx=len(token_ids) + 8, logits_all=True, verbose=False)
-    try:
-        found_ids = model.tokenize(TEXT.encode(), add_bos=False, special=False)
-        if found_ids != token_ids:
-            raise GgufDifferenceError(
-                f"{path.name}: llama.cpp splits {TEXT!r} into the tokens {found_ids}, transformers "
-                f"into {token_ids}; the converter chose another tokenizer"
-            )
-        model.eval(token_ids)
-        found = np.array(model.scores[: len(token_ids)], dtype=np.float64)
-    finally:
-        model.close()
+    found_ids, found = _compute_converted(path, token_ids)
+    if found_ids != token_ids:
+        raise GgufDifferenceError(
+            f"{path.name}: llama.cpp splits {TEXT!r} into the tokens {found_ids}, transformers "
+            f"into {token_ids}; the converter chose another tokenizer"
+        )
     return _compare(path.name, found, _compute_original(directory, token_ids), quantization)
+
+
+def _compute_converted(path: Path, token_ids: list[int]) -> tuple[list[int], Any]:
+    """Return llama.cpp's tokens of `TEXT`, and its logits after `token_ids`."""
+    advice = _ADVICE.format("llama-cpp-python")
+    with translate_library_errors(f"llama-cpp-python cannot run {path.name}", advice):
+        from llama_cpp import Llama
+
+        model = Llama(str(path), n_ctx=len(token_ids) + 8, logits_all=True, verbose=False)
+        try:
+            found_ids = model.tokenize(TEXT.encode(), add_bos=False, special=False)
+            model.eval(token_ids)
+            return found_ids, np.array(model.scores[: len(token_ids)], dtype=np.float64)
+        finally:
+            model.close()
 
 
 def _compute_original(directory: Path, token_ids: list[int]) -> Any:
     """Return the logits of the model directory, [tokens, vocabulary]."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    failed = f"transformers cannot run the model {directory.name!r}"
+    with translate_library_errors(failed, _ADVICE.format("transformers")):
+        import torch
+        from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=torch.float32,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
-    with torch.inference_mode():
-        return model(torch.tensor([token_ids])).logits[0].double().numpy()
+        model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        with torch.inference_mode():
+            return model(torch.tensor([token_ids])).logits[0].double().numpy()
 
 
 def _compare(name: str, found: Any, expected: Any, quantization: str) -> GgufComparison:

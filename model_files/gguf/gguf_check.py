@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_files.weight_headers import TensorHeader, name_some, read_weight_headers
+from system.library_errors import translate_library_errors
 
 _CHUNK_ELEMENTS = 16 << 20
 _ROWS_MAY_DIFFER = ("token_embd.weight", "output.weight")  # converters cut unused tokens off
 _NOT_KEPT = ("rotary_emb.inv_freq", "lm_head.weight")  # computed again; may equal the embedding
 _MAY_BE_TRANSPOSED = ("c_attn.weight", "c_fc.weight", "c_proj.weight")  # GPT-2's Conv1D
 _SUFFIXES = (".weight", ".bias")
+_ADVICE = "install releases of llama.cpp and of the Python package gguf that fit each other"
 
 
 class GgufFigures(NamedTuple):
@@ -30,11 +32,9 @@ def check_gguf(path: Path, directory: Path) -> GgufFigures:
 
     Every tensor of the directory that the package `gguf` has a name for must be in the file with
     the same shape, and every value must be finite after dequantisation. Raises `ValueError` that
-    names the first tensor at fault, or for a file that cannot be read.
+    names the first tensor at fault, and `LibraryError` for a file that cannot be read.
     """
-    from gguf import GGUFReader
-
-    reader = GGUFReader(path)
+    reader = _open(path)
     found = {tensor.name: _reverse(tensor.shape) for tensor in reader.tensors}
     architecture = str(_read(reader, "general.architecture"))
     num_blocks = int(_read(reader, f"{architecture}.block_count"))
@@ -55,11 +55,20 @@ def check_gguf(path: Path, directory: Path) -> GgufFigures:
     return GgufFigures(architecture, len(found), num_parameters, len(expected))
 
 
+def _open(path: Path) -> Any:
+    with translate_library_errors(f"{path.name} cannot be read back", _ADVICE):
+        from gguf import GGUFReader
+
+        return GGUFReader(path)
+
+
 def _read(reader: Any, key: str) -> Any:
-    field = reader.get_field(key)
-    if field is None:
+    with translate_library_errors(f"{key!r} of the GGUF file cannot be read", _ADVICE):
+        field = reader.get_field(key)
+        value = None if field is None else field.contents()
+    if value is None:
         raise ValueError(f"a GGUF file without {key!r} is not complete")
-    return field.contents()
+    return value
 
 
 def _rename(
@@ -74,7 +83,8 @@ def _rename(
             f"the installed package gguf does not know the architecture {architecture!r}, so the "
             "file cannot be verified: install a newer one"
         )
-    names = gguf.get_tensor_name_map(kinds[architecture], num_blocks)
+    with translate_library_errors(f"gguf has no tensor names for {architecture!r}", _ADVICE):
+        names = gguf.get_tensor_name_map(kinds[architecture], num_blocks)
     renamed = {
         names.get_name(name, try_suffixes=_SUFFIXES): _list_shapes(name, header.shape)
         for name, header in headers.items()
@@ -105,6 +115,9 @@ def _check_finite(path: Path, tensor: Any) -> None:
         return  # integers
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
     step = max(1, _CHUNK_ELEMENTS // max(1, int(tensor.shape[0])))
+    failed = f"{path.name}: {tensor.name!r} cannot be dequantised"
     for start in range(0, len(rows), step):
-        if not np.isfinite(dequantize(rows[start : start + step], tensor.tensor_type)).all():
+        with translate_library_errors(failed, _ADVICE):
+            values = dequantize(rows[start : start + step], tensor.tensor_type)
+        if not np.isfinite(values).all():
             raise ValueError(f"{path.name}: {tensor.name!r} has values that are not finite")

@@ -7,8 +7,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 CONVERTER_NAME, QUANTISER_NAME = "convert_hf_to_gguf.py", "llama-quantize"
-CONVERTER_TYPES = ("f32", "f16", "bf16", "q8_0")
-QUANTISER_TYPES = ("q6_k", "q5_k_m", "q5_k_s", "q5_0", "q4_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k")
+CONVERTER_TYPES = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5}
+"""Types that the converter writes, with the bits per weight of a model."""
+QUANTISER_TYPES = {
+    "q6_k": 6.57,
+    "q5_k_m": 5.71,
+    "q5_k_s": 5.58,
+    "q5_0": 5.58,
+    "q4_k_m": 4.9,
+    "q4_k_s": 4.68,
+    "q4_0": 4.68,
+    "q3_k_m": 4.0,
+    "q2_k": 3.2,
+}
+"""Types that the quantiser writes, with the bits per weight of a model of 8 billion weights.
+
+Source: tools/quantize/README.md of llama.cpp. Some tensors have more bits, above all embeddings.
+"""
 _PACKAGES = ("gguf", "sentencepiece")
 _BUILD_FOLDERS = ("", "build/bin", "bin")
 _SOURCE = "https://github.com/ggml-org/llama.cpp"

@@ -99,7 +99,7 @@ def _stream(
 
 
 def _list_published(folder: Path) -> list[_Entry]:
-    """List the files of a published model, including its manifest."""
+    """List the files of a published model; its manifest, with the sizes of all, is the first."""
     published = survey_directory(folder)
     manifest = folder / durable.MANIFEST_NAME
     entries = [
@@ -108,7 +108,7 @@ def _list_published(folder: Path) -> list[_Entry]:
         )
         for name, expected in published.items()
     ]
-    return sorted([*entries, _describe_file(folder, manifest)], key=lambda entry: entry.name)
+    return [_describe_file(folder, manifest), *sorted(entries, key=lambda entry: entry.name)]
 
 
 def _describe_file(folder: Path, path: Path) -> _Entry:

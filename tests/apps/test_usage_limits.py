@@ -199,6 +199,28 @@ async def test_jobs_and_exports_beyond_model_store_limit_are_refused(
         check_refusal(refused, 507, "model_store_full", *words)
 
 
+@pytest.mark.parametrize(("export", "is_refused"), [("merged", True), ("adapter", False)])
+async def test_job_of_adapter_needs_room_for_what_it_publishes(
+    layout: StorageLayout, jobs: NotedJobs, file_id: str, export: str, is_refused: bool
+) -> None:
+    sizes = ModelSizes(layout)
+    size_bytes = sizes.measure_model("tiny")
+    async with connect(layout, jobs, 2 * size_bytes - 1) as client:
+        check_refusal(
+            await create(client, file_id), 507, "model_store_full", f"{size_bytes:,} more"
+        )
+        training = {"adapter": {"rank": 1, "export": export}, "export_dtype": "fp32"}
+        created = await create(client, file_id, training=training)
+        if is_refused:
+            check_refusal(created, 507, "model_store_full", f"{size_bytes:,} more")
+            return
+        assert created.status_code == 200, created.text
+        job_id = created.json()["id"]
+        add_checkpoint(RunFolder(layout.run(job_id)), 5, 400)
+        publish = f"{JOBS}/{job_id}/checkpoints/{job_id}-step-5/publish"
+        assert (await client.post(publish, json={"model": "five"})).status_code == 202
+
+
 async def test_import_beyond_model_store_limit_leaves_no_files(
     layout: StorageLayout, jobs: NotedJobs
 ) -> None:

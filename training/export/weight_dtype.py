@@ -11,6 +11,7 @@ from safetensors import safe_open
 from model_files.json_files import find_object
 from model_files.weight_headers import INDEX_NAME, read_weight_headers
 from storage import durable
+from system.library_errors import translate_library_errors
 from training.export.safetensors_file import SafetensorsFile, TensorEntry
 from training.model import DTYPES
 
@@ -18,6 +19,7 @@ _CHUNK_ELEMENTS = 8 << 20
 _CONFIG_NAME = "config.json"
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _MAX_INDEX_BYTES = 100_000_000
+_ADVICE = "export the model again without --dtype, or with another one"
 
 
 def convert_weights(directory: Path, dtype_name: str) -> None:
@@ -26,7 +28,8 @@ def convert_weights(directory: Path, dtype_name: str) -> None:
     `dtype_name` is a key of `DTYPES`. Tensors of integers and booleans are kept. config.json, which
     an adapter lacks, gets the new dtype, the index of several files the new size. Only chunks of a
     tensor are in memory. Raises `ValueError` for values that the dtype cannot represent, for
-    quantised weights, and for a directory without safetensors files.
+    quantised weights, and for a directory without safetensors files, and `LibraryError` for a file
+    or a value that safetensors or torch cannot read or convert.
     """
     dtype = DTYPES[dtype_name]
     if (find_object(directory / _CONFIG_NAME) or {}).get("quantization_config"):
@@ -45,19 +48,30 @@ def convert_weights(directory: Path, dtype_name: str) -> None:
 
 def _convert_file(path: Path, dtype: torch.dtype) -> dict[str, int | str]:
     converted = path.with_name(f".{path.name}.converted")
-    with safe_open(path, framework="pt") as source:
+    with _open(path) as source:
         names = list(source.keys())
         entries = sorted(
-            (_plan(source.get_tensor(name), name, dtype) for name in names),
+            (_plan(_read(source, name), name, dtype) for name in names),
             key=lambda entry: -entry.dtype.itemsize,  # so that all tensors are aligned
         )
         with SafetensorsFile(converted, entries) as target:
             for entry in entries:
-                for chunk in _convert(source.get_tensor(entry.name), entry):
+                for chunk in _convert(_read(source, entry.name), entry):
                     target.append(chunk)
             written = target.finish()
     os.replace(converted, path)
     return written
+
+
+def _open(path: Path) -> Any:
+    with translate_library_errors(f"{path.name} cannot be opened", _ADVICE):
+        return safe_open(path, framework="pt")
+
+
+def _read(source: Any, name: str) -> torch.Tensor:
+    with translate_library_errors(f"{name!r} cannot be read", _ADVICE):
+        tensor: torch.Tensor = source.get_tensor(name)
+        return tensor
 
 
 def _plan(tensor: torch.Tensor, name: str, dtype: torch.dtype) -> TensorEntry:
@@ -71,7 +85,9 @@ def _convert(tensor: torch.Tensor, entry: TensorEntry) -> Iterator[torch.Tensor]
     values = tensor.flatten()
     for start in range(0, values.numel(), _CHUNK_ELEMENTS):
         chunk = values[start : start + _CHUNK_ELEMENTS]
-        converted = chunk.to(entry.dtype)
+        failed = f"{entry.name!r} of {chunk.dtype} cannot be converted to {entry.dtype}"
+        with translate_library_errors(failed, _ADVICE):
+            converted = chunk.to(entry.dtype)
         if entry.dtype.is_floating_point and not _keeps_finite(chunk, converted):
             largest = float(chunk[torch.isfinite(chunk)].abs().max())
             raise ValueError(

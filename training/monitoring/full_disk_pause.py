@@ -9,7 +9,7 @@ import logging
 from system.free_resources import measure_size
 from system.machine_faults import is_out_of_space
 from training.checkpoint.format import list_checkpoints
-from training.preflight.model_size import find_model_size
+from training.preflight.preflight import find_model_size
 from training.preflight.requirements import ModelSize, estimate_checkpoint, estimate_disk
 from training.run import run_state
 from training.run.folder import RunFolder

@@ -22,6 +22,11 @@ class PlannedAdapter(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]]
     fan_in_fan_out: bool
 
+    @property
+    def num_parameters(self) -> int:
+        """Number of learned parameters."""
+        return sum(map(math.prod, self.shapes.values()))
+
 
 def plan_learned_tensors(spec: TrainingSpec) -> PlannedAdapter | None:
     """Return the adapter of a spec as it will be learned; None if all weights are learned.
@@ -53,4 +58,4 @@ def count_learned_parameters(spec: TrainingSpec) -> int | None:
     Raises as `plan_learned_tensors` does.
     """
     planned = plan_learned_tensors(spec)
-    return None if planned is None else sum(map(math.prod, planned.shapes.values()))
+    return None if planned is None else planned.num_parameters

@@ -16,7 +16,6 @@ from system.free_resources import (
     measure_size,
 )
 from training.checkpoint.format import list_checkpoints
-from training.preflight.model_size import find_model_size
 from training.preflight.requirements import (
     ModelSize,
     Need,
@@ -42,6 +41,7 @@ class _Resource(NamedTuple):
 def check_disk_and_memory(
     run: RunFolder,
     spec: TrainingSpec,
+    size: ModelSize,
     nodes: Sequence[Mapping[str, float]],
     *,
     on_gpu: bool,
@@ -51,9 +51,6 @@ def check_disk_and_memory(
     The memory of several nodes, as Ray reports it, is compared only for a warning. Raises
     `ResourceError` if the run cannot work.
     """
-    size = find_model_size(spec)
-    if size is None:
-        return
     resources = [*_list_disks(run, spec, size, len(nodes))]
     resources += _list_memory(spec, size, nodes, on_gpu=on_gpu)
     for what, need, total_bytes, _, advice in resources:

@@ -23,6 +23,7 @@ from training.base_model import load_config
 from training.deepspeed.validation import check_deepspeed_keys
 from training.pipeline.architecture import check_architecture
 from training.preflight.adapter_check import count_learned_parameters
+from training.preflight.requirements import ModelSize
 from training.spec import SettingError, TrainingSpec, name_source
 from training.task import Task, find_task
 
@@ -38,17 +39,18 @@ class UnfitModelError(SettingError):
     """The base model cannot be fine-tuned; the message contains the reason and what to do."""
 
 
-def check_settings(spec: TrainingSpec) -> None:
+def check_settings(spec: TrainingSpec) -> ModelSize | None:
     """Check everything that depends only on the settings and the base model.
 
-    Raises `UnfitModelError`, `UnknownModelError`, `DeepSpeedSettingError`, or `SettingError` for
-    an adapter or a pipeline that does not fit the base model.
+    Returns the size of the model; None if its weights are not downloaded yet. Raises
+    `UnfitModelError`, `UnknownModelError`, `DeepSpeedSettingError`, or `SettingError` for an
+    adapter or a pipeline that does not fit the base model.
     """
     check_base_model(spec.base_model, find_task(spec.task))
     if spec.strategy == "zero":
         check_deepspeed_keys(spec)
     check_architecture(spec)
-    count_learned_parameters(spec)  # checks the adapter
+    return find_model_size(spec)  # checks the adapter
 
 
 def check_base_model(base_model: str, task: Task) -> None:
@@ -89,6 +91,18 @@ def _refuse_adapter(base_model: str) -> None:
             "it has an adapter of PEFT (adapter_config.json); merge it with its base model "
             "(merge_and_unload) and save the result"
         )
+
+
+def find_model_size(spec: TrainingSpec) -> ModelSize | None:
+    """Return the size of the base model, and of what is learned; None if its files are not here.
+
+    Raises `SettingError` for files that cannot be read, or an adapter that does not fit.
+    """
+    num_learned = count_learned_parameters(spec)
+    num_parameters = count_parameters(spec.base_model)
+    if num_parameters is None:
+        return None
+    return ModelSize(num_parameters, num_parameters if num_learned is None else num_learned)
 
 
 def count_parameters(base_model: str) -> int | None:

@@ -38,6 +38,18 @@ def estimate_checkpoint(spec: TrainingSpec, size: ModelSize) -> Need:
     return Need(certain, int(_MARGIN * (certain + module)))
 
 
+def estimate_model(spec: TrainingSpec, size: ModelSize) -> Need:
+    """Estimate the weights that a run publishes: those of its adapter, or of a complete model.
+
+    An adapter that starts from the base weights is likely to have twice the learned factors (see
+    `training.adapters.initial`). The weights of a base model that are only read do not count.
+    """
+    is_adapter = spec.adapter is not None and spec.adapter.export == "adapter"
+    certain = _count_export_bytes(spec) * (size.num_learned if is_adapter else size.num_parameters)
+    starts_large = is_adapter and spec.adapter is not None and spec.adapter.init != "default"
+    return Need(certain, int(_MARGIN * certain) * (2 if starts_large else 1))
+
+
 def estimate_disk(spec: TrainingSpec, size: ModelSize, *, has_trained: bool) -> Need:
     """Estimate the disk space that a run's folder needs for checkpoints and the model.
 
@@ -46,18 +58,17 @@ def estimate_disk(spec: TrainingSpec, size: ModelSize, *, has_trained: bool) -> 
     end.
     """
     checkpoint = estimate_checkpoint(spec, size)
-    num_exported = size.num_parameters if _is_merged(spec) else size.num_learned
-    model_bytes = _count_export_bytes(spec) * num_exported
+    model = estimate_model(spec, size)
     may_end_early = spec.early_stopping_patience or spec.max_steps
     num_saved = 1 if may_end_early else spec.epochs  # at least
     num_kept = min(spec.keep_checkpoints, num_saved)
     num_written = min(spec.keep_checkpoints + 1, num_saved)
-    certain = max(num_written * checkpoint.certain, num_kept * checkpoint.certain + model_bytes)
+    certain = max(num_written * checkpoint.certain, num_kept * checkpoint.certain + model.certain)
     num_likely = spec.keep_checkpoints + 1 + (spec.keep == "best")
     if not spec.save_every_steps:
         num_likely = min(num_likely, spec.epochs)
-    likely = num_likely * checkpoint.likely + int(_MARGIN * model_bytes)
-    return Need(model_bytes if has_trained else certain, likely)
+    likely = num_likely * checkpoint.likely + model.likely
+    return Need(model.certain if has_trained else certain, likely)
 
 
 def estimate_memory(spec: TrainingSpec, size: ModelSize, *, on_gpu: bool) -> tuple[Need, Need]:

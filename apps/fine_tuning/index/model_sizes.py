@@ -1,4 +1,4 @@
-"""Sizes of the models and checkpoints of a storage root, from their manifests.
+"""Sizes of the models and checkpoints of a storage root, from their manifests, and of new models.
 
 A manifest never changes once it is written, so each is read once. Hidden folders, which are being
 built or removed, and files that no manifest lists do not count.
@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 
+from model_files.weight_headers import read_weight_headers
 from storage import durable, versioned_json
 from storage.durable import DamagedFileError
 from storage.file_cache import ParsedFileCache
-from storage.layout import StorageLayout
+from storage.layout import StorageLayout, is_plain_name
 from storage.manifest import parse_listed_files
 from storage.regular_file import read_regular
 from system.fault_log import FaultLog
+from training.preflight.requirements import ModelSize, estimate_model
 from training.run.folder import RunFolder
+from training.spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,26 @@ class ModelSizes:
         """Return the bytes of one model; 0 if there is no such model."""
         with self._lock:
             return self._measure(f"{self._layout.model(model_id)}/{durable.MANIFEST_NAME}")
+
+    def estimate_published(self, spec: TrainingSpec, num_learned: int | None) -> int:
+        """Estimate the bytes of the model that a run publishes; 0 if its base model is not stored.
+
+        `num_learned` is the number of parameters of its adapter, None if all weights are learned.
+        The files beside the weights are those of the base model. A complete model has the dtype of
+        its base, unless `export_dtype` is set. Raises `ValueError` for damaged weights of the base.
+        """
+        name = Path(spec.base_model).name
+        if not is_plain_name(name) or not (stored := self.measure_model(name)):
+            return 0
+        is_complete = spec.adapter is None or spec.adapter.export == "merged"
+        if is_complete and spec.export_dtype == "auto":
+            return stored
+        headers = read_weight_headers(self._layout.model(name)).values()
+        num_weights = sum(header.num_elements for header in headers)
+        other_bytes = stored - sum(header.size_bytes for header in headers)
+        size = ModelSize(num_weights, num_weights if num_learned is None else num_learned)
+        need = estimate_model(spec, size)
+        return other_bytes + (need.certain if is_complete else need.likely)
 
     def _list_model_manifests(self) -> Iterator[str]:
         for model in _list_folders(self._layout.models):

@@ -1,6 +1,9 @@
 import json
+import os
+import re
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from serving.store.model_store import ModelStore
 from storage.durable import seal_directory
 from storage.layout import StorageLayout
 from storage.manifest import verify_directory
+from system.free_resources import measure_size
 from tests.apps.cli.conftest import Call
 from tests.model_files.gguf.stand_in import build_stand_in, install_sentencepiece
 from tests.peft_adapters import write_adapter
@@ -153,6 +157,113 @@ def test_classifier_is_refused_for_gguf(
     services.models.add(build_tiny_encoder(tmp_path / "mood", num_labels=2), "mood")
     status, output = call("models", "export", "mood", "mood.gguf", *GGUF)
     assert (status, "the task of 'mood' is sequence_classification" in output) == (1, True), output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tiny.zip",),
+        ("tiny.tar", *DTYPE, "bf16"),
+        ("tiny.zip", *DTYPE, "fp32"),
+        ("tiny.gguf", *GGUF),
+    ],
+)
+def test_export_without_room_on_disk_is_refused(
+    call: Call,
+    llama_cpp: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+) -> None:
+    needed_bytes = read_needed(call, monkeypatch, *arguments)
+    assert list(folder.iterdir()) == []
+    peaks = watch_size(folder, monkeypatch)
+    monkeypatch.setattr("apps.cli.model_export.measure_free_disk", lambda folder: needed_bytes)
+    assert call("models", "export", "latest", *arguments)[0] == 0
+    assert max(peaks) <= needed_bytes < 1.2 * max(peaks) + 20_000
+
+
+def test_room_for_quantiser_has_both_of_its_files(
+    call: Call, layout: StorageLayout, llama_cpp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (llama_cpp / "llama-quantize").touch()
+    needed_bytes = read_needed(call, monkeypatch, "tiny.gguf", *GGUF, "--quantize", "Q4_K_M")
+    weights = sum(
+        header.size_bytes for header in read_weight_headers(layout.model("tiny")).values()
+    )
+    expected = 3 * measure_size(layout.model("tiny")) - weights + weights * 4.9 / 32
+    assert needed_bytes == pytest.approx(expected, rel=0.05)
+
+
+def test_adapter_without_room_is_refused(
+    call: Call, layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter", r=32)
+    stored = ModelStore(layout).add(adapter, "a", base_id="tiny")
+    size_bytes = measure_size(stored.path)
+    monkeypatch.setattr("apps.cli.model_export._HEAD_BYTES", 10_000)  # before the weights end
+    needed_bytes = read_needed(call, monkeypatch, "a.tar", model="a")
+    assert size_bytes < needed_bytes < size_bytes + 20_000
+
+
+def read_needed(
+    call: Call, monkeypatch: pytest.MonkeyPatch, *arguments: str, model: str = "latest"
+) -> int:
+    """Export on a full disk, and return the bytes that the refusal names."""
+    with monkeypatch.context() as patch:
+        patch.setattr("apps.cli.model_export.measure_free_disk", lambda folder: 1_000)
+        status, output = call("models", "export", model, *arguments)
+    found = re.search(
+        rf"^error: the disk of '{arguments[0]}' has no room for the export: .* needs up to "
+        r"([\d,]+) bytes \(.*\), 1,000 bytes \(1.0 kB\) are free; make room there",
+        output,
+    )
+    assert status == 1
+    assert found is not None, output
+    return int(found[1].replace(",", ""))
+
+
+def watch_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the size of a folder before each file is renamed or removed."""
+    sizes: list[int] = []
+    for owner, name in ((Path, "rename"), (Path, "unlink"), (os, "replace")):
+        monkeypatch.setattr(owner, name, note_size(getattr(owner, name), folder, sizes))
+    return sizes
+
+
+def note_size(
+    function: Callable[..., object], folder: Path, sizes: list[int]
+) -> Callable[..., object]:
+    def wrapped(*arguments: object, **options: object) -> object:
+        sizes.append(measure_size(folder))
+        return function(*arguments, **options)
+
+    return wrapped
+
+
+def test_failure_of_library_is_message(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **settings: object) -> None:
+        raise RuntimeError("unknown dtype")
+
+    monkeypatch.setattr("training.export.weight_dtype.safe_open", refuse)
+    status, output = call("models", "export", "tiny", "tiny.tar", *DTYPE, "bf16")
+    message = "error: model.safetensors cannot be opened (RuntimeError: unknown dtype); export"
+    assert (status, message in output) == (1, True), output
+    assert list(folder.iterdir()) == []
+
+
+def test_fault_of_own_code_is_no_message(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr("training.export.weight_dtype._plan", fail)
+    with pytest.raises(AssertionError, match=r"^KeyError\('bug'\)"):
+        call("models", "export", "tiny", "tiny.tar", *DTYPE, "bf16")
+    assert list(folder.iterdir()) == []
 
 
 def test_adapter_is_exported_in_another_dtype(

@@ -19,6 +19,7 @@ from model_files.gguf.comparison import (
 from model_files.gguf.llama_cpp_tools import CONVERTER_TYPES, QUANTISER_TYPES
 from model_files.loading import load_tokenizer
 from system.free_resources import Memory
+from system.library_errors import LibraryError
 from tests.tiny_model import build_tiny_model
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -109,6 +110,31 @@ def test_other_next_token_is_refused(install: Callable[..., None], directory: Pa
 
     install(forbid)
     with pytest.raises(GgufDifferenceError, match="continues the text with another token"):
+        compare_with_original(Path("tiny.gguf"), directory, "f32")
+
+
+def test_failure_of_llama_cpp_is_explained(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise RuntimeError("no context")
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=refuse))
+    message = r"^llama-cpp-python cannot run tiny\.gguf \(RuntimeError: no context\); install a"
+    with pytest.raises(LibraryError, match=message):
+        compare_with_original(Path("tiny.gguf"), directory, "f32")
+
+
+def test_failure_of_transformers_is_explained(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path, **settings: Any) -> None:
+        raise KeyError("new_model")
+
+    monkeypatch.setattr(comparison, "_compute_converted", lambda path, ids: (ids, None))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    message = r"^transformers cannot run the model 'tiny' \(KeyError: 'new_model'\); install a"
+    with pytest.raises(LibraryError, match=message):
         compare_with_original(Path("tiny.gguf"), directory, "f32")
 
 

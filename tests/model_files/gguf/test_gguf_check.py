@@ -6,6 +6,7 @@ from model_files.gguf.conversion import convert_to_gguf
 from model_files.gguf.gguf_check import check_gguf
 from model_files.gguf.llama_cpp_tools import LlamaCppTools
 from model_files.weight_headers import read_weight_headers
+from system.library_errors import LibraryError
 from tests.model_files.gguf.stand_in import build_stand_in
 from tests.tiny_model import build_tiny_model
 
@@ -54,5 +55,18 @@ def test_wrong_tensor_is_named(directory: Path, tmp_path: Path, edit: str, messa
 def test_truncated_file_is_refused(directory: Path, tmp_path: Path) -> None:
     path = convert(directory, tmp_path, "")
     path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(ValueError):  # noqa: PT011 - numpy's message
+    with pytest.raises(LibraryError, match=r"^tiny\.gguf cannot be read back \(ValueError: "):
+        check_gguf(path, directory)
+
+
+def test_type_that_package_cannot_read_is_named(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(data: object, kind: object) -> None:
+        raise NotImplementedError(f"no dequantisation of {kind}")
+
+    path = convert(directory, tmp_path, "")
+    monkeypatch.setattr("gguf.quants.dequantize", refuse)
+    message = r"^tiny\.gguf: '[\w.]+' cannot be dequantised \(NotImplementedError: no .*; install"
+    with pytest.raises(LibraryError, match=message):
         check_gguf(path, directory)

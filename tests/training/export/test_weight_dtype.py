@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from model_files.weight_headers import INDEX_NAME, read_weight_headers
 from storage.manifest import verify_directory
+from system.library_errors import LibraryError
 from tests.tiny_model import build_tiny_model
 from training.export.weight_dtype import convert_weights
 
@@ -85,4 +86,11 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
         convert_weights(tmp_path, "fp16")
     (tmp_path / "config.json").write_text('{"quantization_config": {"bits": 4}}')
     with pytest.raises(ValueError, match="are quantised"):
+        convert_weights(tmp_path, "fp16")
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x10" + b"\0" * 30)
+    message = r"^model\.safetensors cannot be opened \(SafetensorError: .*; export the model again"
+    with pytest.raises(LibraryError, match=message):
         convert_weights(tmp_path, "fp16")

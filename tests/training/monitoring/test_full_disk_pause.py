@@ -10,6 +10,7 @@ from training.cluster.ray_train import TrainingFailedError
 from training.launch import execute_run
 from training.monitoring.full_disk_pause import record_full_disk_pause
 from training.preflight.disk_and_memory import check_disk_and_memory
+from training.preflight.requirements import ModelSize
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
@@ -61,13 +62,13 @@ def test_paused_run_waits_for_disk_space(run: RunFolder, monkeypatch: pytest.Mon
 def test_resumed_run_passes_disk_space_check(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.preflight.model_size.count_parameters", lambda _: 10_000_000)
+    monkeypatch.setattr("training.preflight.preflight.count_parameters", lambda _: 10_000_000)
     record_full_disk_pause(run, SPEC, FULL)
     free = run.read_record().needed_bytes
     monkeypatch.setattr("training.preflight.disk_and_memory.measure_free_disk", lambda _: free)
-    check_disk_and_memory(
-        run, SPEC.model_copy(update={"precision": "fp32"}), [{"CPU": 2.0}], on_gpu=False
-    )
+    spec = SPEC.model_copy(update={"precision": "fp32"})
+    size = ModelSize(10_000_000, 10_000_000)
+    check_disk_and_memory(run, spec, size, [{"CPU": 2.0}], on_gpu=False)
 
 
 def test_run_without_progress_waits_for_user(run: RunFolder) -> None:

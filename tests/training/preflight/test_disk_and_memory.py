@@ -5,6 +5,7 @@ import pytest
 
 from system.free_resources import Memory, measure_gpu_memory, measure_host_memory
 from training.preflight.disk_and_memory import check_disk_and_memory
+from training.preflight.requirements import ModelSize
 from training.preflight.resources import ResourceError
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec
@@ -12,6 +13,7 @@ from training.spec import TrainingSpec
 NODES = [{"CPU": 2.0}]
 PLENTY = 1 << 40
 NUM = 1_000_000
+SIZE = ModelSize(NUM, NUM)
 
 MODULE = "training.preflight.disk_and_memory"
 
@@ -32,7 +34,6 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "gpus": [Memory(PLENTY, PLENTY)],
         "one disk": True,
     }
-    monkeypatch.setattr("training.preflight.model_size.count_parameters", lambda _: NUM)
     monkeypatch.setattr(f"{MODULE}.measure_free_disk", lambda _: limits["disk"])
     monkeypatch.setattr(f"{MODULE}.measure_host_memory", lambda: limits["memory"])
     monkeypatch.setattr(f"{MODULE}.measure_gpu_memory", lambda: limits["gpus"])
@@ -46,8 +47,8 @@ def make_spec(**changes: Any) -> TrainingSpec:
 
 
 def test_run_with_enough_space_emits_no_event(run: RunFolder, limits: dict[str, Any]) -> None:
-    check_disk_and_memory(run, make_spec(), NODES, on_gpu=False)
-    check_disk_and_memory(run, make_spec(), NODES, on_gpu=True)
+    check_disk_and_memory(run, make_spec(), SIZE, NODES, on_gpu=False)
+    check_disk_and_memory(run, make_spec(), SIZE, NODES, on_gpu=True)
     assert run.events.read() == []
 
 
@@ -57,9 +58,9 @@ def test_too_small_disk_rejects_run(run: RunFolder, limits: dict[str, Any]) -> N
     with pytest.raises(
         ResourceError, match=r"^the disk of 'run'.*0.03 GB are needed for 1,000,000"
     ):
-        check_disk_and_memory(run, make_spec(), NODES, on_gpu=False)
+        check_disk_and_memory(run, make_spec(), SIZE, NODES, on_gpu=False)
     limits["disk"] = 28 * NUM
-    check_disk_and_memory(run, make_spec(), NODES, on_gpu=False)
+    check_disk_and_memory(run, make_spec(), SIZE, NODES, on_gpu=False)
     (event,) = run.events.read()
     assert (event["level"], event["code"]) == ("warn", "resources_close")
     assert event["data"]["free_bytes"] == 28 * NUM < event["data"]["needed_bytes"]
@@ -70,16 +71,16 @@ def test_temporary_folder_is_checked_separately(run: RunFolder, limits: dict[str
     """Previously, only the first checkpoint detected that it was full, five times."""
     limits |= {"one disk": False, "disk": 12 * NUM - 1}
     with pytest.raises(ResourceError):
-        check_disk_and_memory(run, make_spec(), NODES, on_gpu=False)
+        check_disk_and_memory(run, make_spec(), SIZE, NODES, on_gpu=False)
     limits["disk"] = 16 * NUM
-    check_disk_and_memory(run, make_spec(), NODES, on_gpu=False)
+    check_disk_and_memory(run, make_spec(), SIZE, NODES, on_gpu=False)
 
 
 def test_too_little_memory_rejects_run(run: RunFolder, limits: dict[str, Any]) -> None:
     limits["memory"] = Memory(24 * NUM - 1, 0)
     with pytest.raises(ResourceError, match="^the memory of this machine.*or zero_stage 3"):
-        check_disk_and_memory(run, make_spec(zero_stage=0), NODES, on_gpu=False)
-    check_disk_and_memory(run, make_spec(zero_stage=3), NODES, on_gpu=False)
+        check_disk_and_memory(run, make_spec(zero_stage=0), SIZE, NODES, on_gpu=False)
+    check_disk_and_memory(run, make_spec(zero_stage=3), SIZE, NODES, on_gpu=False)
     (event,) = run.events.read()
     assert "the memory of this machine may not be enough" in event["message"]
 
@@ -87,7 +88,7 @@ def test_too_little_memory_rejects_run(run: RunFolder, limits: dict[str, Any]) -
 def test_memory_of_several_nodes_emits_only_warning(run: RunFolder, limits: dict[str, Any]) -> None:
     limits["memory"] = Memory(0, 0)
     nodes = [{"CPU": 2.0, "memory": float(NUM)}] * 2
-    check_disk_and_memory(run, make_spec(), nodes, on_gpu=False)
+    check_disk_and_memory(run, make_spec(), SIZE, nodes, on_gpu=False)
     assert [event["code"] for event in run.events.read()] == ["resources_close"]
 
 
@@ -95,12 +96,12 @@ def test_too_small_gpu_rejects_run(run: RunFolder, limits: dict[str, Any]) -> No
     limits["gpus"] = [Memory(1, 1), Memory(6 * NUM - 1, 6 * NUM - 1)]
     spec = make_spec(num_workers=2)
     with pytest.raises(ResourceError, match="^the memory of a GPU.*offload_optimizer"):
-        check_disk_and_memory(run, spec, NODES, on_gpu=True)
+        check_disk_and_memory(run, spec, SIZE, NODES, on_gpu=True)
     check_disk_and_memory(
-        run, spec.model_copy(update={"offload_optimizer": True}), NODES, on_gpu=True
+        run, spec.model_copy(update={"offload_optimizer": True}), SIZE, NODES, on_gpu=True
     )
     limits["gpus"] = []  # without an answer from the driver, no run is rejected
-    check_disk_and_memory(run, spec, NODES, on_gpu=True)
+    check_disk_and_memory(run, spec, SIZE, NODES, on_gpu=True)
 
 
 def test_host_memory_is_measured() -> None:

@@ -18,7 +18,15 @@ from storage import durable
 from tests.tiny_model import build_tiny_model
 from training.__main__ import main
 from training.base_model import UnknownModelError
-from training.preflight.preflight import UnfitModelError, check_base_model, count_parameters
+from training.preflight.adapter_check import count_learned_parameters
+from training.preflight.preflight import (
+    UnfitModelError,
+    check_base_model,
+    check_settings,
+    count_parameters,
+)
+from training.preflight.requirements import ModelSize
+from training.spec import SettingError, TrainingSpec
 from training.task import find_task
 
 CAUSAL = find_task("causal_lm")
@@ -205,3 +213,29 @@ def test_command_rejects_model_before_writing_files(
     assert time.monotonic() - started < LIMIT_S
     assert "gptq, 4 bits" in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "run").exists()
+
+
+def test_size_of_model_is_known_once_settings_are_checked(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "tiny")
+    values = {"base_model": str(model), "train_file": "r"}
+    num_parameters = count_parameters(str(model))
+    assert num_parameters is not None
+    size = ModelSize(num_parameters, num_parameters)
+    assert check_settings(TrainingSpec.model_validate(values)) == size
+    spec = TrainingSpec.model_validate({**values, "adapter": {"rank": 2}})
+    num_learned = count_learned_parameters(spec)
+    assert num_learned is not None
+    assert 0 < num_learned < num_parameters
+    assert check_settings(spec) == ModelSize(num_parameters, num_learned)
+
+
+def test_adapter_is_checked_before_weights_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_tiny_model(tmp_path / "tiny")
+    monkeypatch.setattr("training.preflight.preflight._find_weights", lambda base_model: None)
+    values = {"base_model": str(model), "train_file": "r"}
+    assert check_settings(TrainingSpec.model_validate(values)) is None
+    adapter = {"target_modules": ["nowhere"]}
+    with pytest.raises(SettingError, match="^adapter.target_modules "):
+        check_settings(TrainingSpec.model_validate({**values, "adapter": adapter}))

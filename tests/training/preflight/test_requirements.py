@@ -8,6 +8,7 @@ from training.preflight.requirements import (
     estimate_checkpoint,
     estimate_disk,
     estimate_memory,
+    estimate_model,
 )
 from training.spec import TrainingSpec
 
@@ -93,6 +94,29 @@ def test_adapter_needs_little_beside_weights() -> None:
     assert estimate_checkpoint(spec, size).certain == 12 * NUM // 100
     host, _ = estimate_memory(spec, size, on_gpu=False)
     assert host.certain == 2 * 4 * NUM + 12 * NUM // 100
+
+
+@pytest.mark.parametrize(
+    ("adapter", "weights", "likely"),
+    [
+        (None, 2 * NUM, 2 * NUM),
+        ({"export": "merged"}, 2 * NUM, 2 * NUM),
+        ({"export": "adapter"}, 2 * NUM // 100, 2 * NUM // 100),
+        ({"export": "adapter", "init": "pissa"}, 2 * NUM // 100, 4 * NUM // 100),
+        ({"export": "merged", "init": "pissa"}, 2 * NUM, 2 * NUM),
+    ],
+)
+def test_disk_has_learned_state_and_published_model(
+    adapter: dict[str, Any] | None, weights: int, likely: int
+) -> None:
+    num_learned = NUM if adapter is None else NUM // 100
+    size = ModelSize(NUM, num_learned)
+    spec = make_spec(epochs=1, adapter=adapter)
+    assert estimate_model(spec, size).certain == weights
+    assert estimate_model(spec, size).likely == pytest.approx(1.1 * likely, abs=1)
+    disk = estimate_disk(spec, size, has_trained=False)
+    assert disk.certain == 12 * num_learned + weights
+    assert disk.likely == pytest.approx(1.1 * (12 * num_learned + likely), abs=2)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ Each answer becomes a chat row of its own: the prompt and the answer, of which o
 learned. So both answers are rendered and tokenised exactly as rows of a language model are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from training.data.columns import check_columns
 from training.data.faults import DataError, RowFault, show_names, show_value
-from training.data.text.formats import Row, RowParser
+from training.data.text.formats import ChatStart, Row, complete_chat, parse_chat_start
 from training.data.text.messages import is_given
 
 KNOWN_KEYS = (
@@ -29,8 +30,6 @@ _USED = {
     "sharegpt_preference": {"conversations", "chosen", "rejected", "system", "tools"},
     "unpaired": {"prompt", "completion", "label", "system", "tools"},
 }
-_PARSER = RowParser("chat", {})
-_ANY_ANSWER = {"role": "assistant", "content": "."}
 _EXPECTED = (
     "expected 'prompt', 'chosen' and 'rejected', or 'input', 'preferred_output' and "
     "'non_preferred_output', or 'conversations', 'chosen' and 'rejected'"
@@ -90,9 +89,9 @@ class PreferenceParser:
                 "{} and {} are equal, expected two different answers", *map(show_value, names)
             )
         is_openai = self.format == "openai_preference"
-        extras = _read_extras(record["input"] if is_openai else record)
+        start = _parse_prompt(record["input"] if is_openai else record, prompt, names[0])
         return tuple(
-            Answer(_make_row(line, prompt, side, extras, number, name), place == 0)
+            Answer(_make_row(line, start, side, number, name), place == 0)
             for place, (side, name) in enumerate(zip(sides, names, strict=True))
         )
 
@@ -122,9 +121,8 @@ class PreferenceParser:
         if not isinstance(verdict, bool):
             raise RowFault("'label' is {}, expected true or false", show_value(verdict))
         side = _read_side(record, "completion")
-        prompt = _read_messages(record, "prompt")
-        extras = _read_extras(record)
-        return (Answer(_make_row(line, prompt, side, extras, number, "completion"), verdict),)
+        start = _parse_prompt(record, _read_messages(record, "prompt"), "completion")
+        return (Answer(_make_row(line, start, side, number, "completion"), verdict),)
 
 
 def choose_parser(
@@ -215,31 +213,30 @@ def _split_chats(sides: Sequence[list[Any]]) -> tuple[list[Any], list[list[Any]]
     return sides[0][:num_shared], rest
 
 
-def _read_extras(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return what a row has beside its messages."""
+def _parse_prompt(record: Mapping[str, Any], prompt: list[Any], name: str) -> ChatStart:
+    """Parse what the answers of a row share; a fault is reported as one of the answer `name`."""
     names = ("system", "tools", "parallel_tool_calls")
-    return {name: record[name] for name in names if record and is_given(record.get(name))}
+    extras = {name: record[name] for name in names if is_given(record.get(name))}
+    with _explain_fault(name):
+        return parse_chat_start(extras, prompt)
 
 
-def _make_row(
-    line: int,
-    prompt: list[Any],
-    answer: list[Any],
-    extras: Mapping[str, Any],
-    number: int,
-    name: str,
-) -> Row:
+def _make_row(line: int, start: ChatStart, answer: list[Any], number: int, name: str) -> Row:
     """Build the chat row of one answer, of which only the answer is learned."""
-    try:
-        row = _PARSER.parse(line, {**extras, "messages": [*prompt, *answer]}, number)
-    except RowFault as fault:
-        raise RowFault(f"{name!r} with its prompt cannot be used: {{}}", fault) from fault
-    # One message of a chat in ShareGPT's shape may become several.
-    asked = _PARSER.parse(line, {**extras, "messages": [*prompt, _ANY_ANSWER]}, number)
-    num_before = len(asked.messages) - 1
+    with _explain_fault(name):
+        row = complete_chat(start, line, answer, number)
     if row.messages[-1]["role"] != "assistant":
         raise RowFault(f"{name!r} ends with a message that is not the assistant's")
+    num_before = len(start.turns)
     learned = (*(False,) * num_before, *row.learned[num_before:])
     if not any(learned):
         raise RowFault(f"no message of {name!r} is the assistant's and has weight 1")
     return replace(row, learned=learned)
+
+
+@contextmanager
+def _explain_fault(name: str) -> Iterator[None]:
+    try:
+        yield
+    except RowFault as fault:
+        raise RowFault(f"{name!r} with its prompt cannot be used: {{}}", fault) from fault

@@ -5,10 +5,11 @@ A row of any format becomes messages in the form that chat templates take, or pl
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.data.columns import check_columns
 from training.data.faults import DataError, RowFault, show_names, show_value
@@ -122,10 +123,8 @@ class RowParser:
         if not isinstance(record, Mapping):
             raise RowFault("expected an object, found {}", show_value(record))
         ignored = self._find_ignored(record)
-        try:
+        with _limit_recursion():
             row = _PARSERS[self.format](line, _rename(record, self.columns))
-        except RecursionError as exc:
-            raise RowFault("nested too deeply, expected at most {} levels", MAX_DEPTH) from exc
         row = replace(row, ignored=(*ignored, *row.ignored), number=number)
         _check_limits(row)
         return row
@@ -142,6 +141,43 @@ class RowParser:
             if reason := _explain_refusal(key, record[key], is_text=self.format == "text"):
                 raise RowFault(reason)
         return tuple(ignored)
+
+
+class ChatStart(NamedTuple):
+    """The parsed beginning of chats, and their tools; `num_messages` is without a system prompt."""
+
+    turns: Sequence[Turn]
+    tools: tuple[Mapping[str, Any], ...]
+    num_messages: int
+
+
+def parse_chat_start(record: Mapping[str, Any], messages: Sequence[Any]) -> ChatStart:
+    """Parse the first messages of a chat, with what a record has beside them; raises `RowFault`."""
+    flag = record.get("parallel_tool_calls")  # no template uses it
+    if not isinstance(flag, bool | None | str):
+        raise RowFault("'parallel_tool_calls' is {}, expected true or false", show_value(flag))
+    with _limit_recursion():
+        tools = parse_tools(record)
+        turns = _parse_messages(messages, 1, has_tools=bool(tools))
+        return ChatStart([*_instruct(record), *turns], tools, len(messages))
+
+
+def complete_chat(start: ChatStart, line: int, messages: Sequence[Any], number: int) -> Row:
+    """Return the row of a chat that continues with `messages`; raises `RowFault`."""
+    with _limit_recursion():
+        turns = _parse_messages(messages, start.num_messages + 1, has_tools=bool(start.tools))
+        row = _make_row(line, [*start.turns, *turns], start.tools)
+    row = replace(row, number=number)
+    _check_limits(row)
+    return row
+
+
+@contextmanager
+def _limit_recursion() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError as exc:
+        raise RowFault("nested too deeply, expected at most {} levels", MAX_DEPTH) from exc
 
 
 def choose_parser(
@@ -214,18 +250,19 @@ def _parse_text(line: int, record: Mapping[str, Any]) -> Row:
 
 
 def _parse_chat(line: int, record: Mapping[str, Any]) -> Row:
-    flag = record.get("parallel_tool_calls")  # no template uses it
-    if not isinstance(flag, bool | None | str):
-        raise RowFault("'parallel_tool_calls' is {}, expected true or false", show_value(flag))
-    messages = get_list(record, "messages", "message")
-    tools = parse_tools(record)
+    start = parse_chat_start(record, get_list(record, "messages", "message"))
+    return _make_row(line, start.turns, start.tools)
+
+
+def _parse_messages(messages: Sequence[Any], first_place: int, *, has_tools: bool) -> list[Turn]:
+    """Parse messages in OpenAI's or ShareGPT's format, of which one may become several turns."""
     turns: list[Turn] = []
-    for place, message in enumerate(messages, 1):
+    for place, message in enumerate(messages, first_place):
         if isinstance(message, Mapping) and "from" in message and "role" not in message:
-            turns += parse_sharegpt_message(place, message, has_tools=bool(tools))
+            turns += parse_sharegpt_message(place, message, has_tools=has_tools)
         else:
             turns.append(parse_message(place, message))
-    return _make_row(line, [*_instruct(record), *turns], tools)
+    return turns
 
 
 def _parse_sharegpt(line: int, record: Mapping[str, Any]) -> Row:
@@ -311,7 +348,7 @@ def _check_limits(row: Row) -> None:
     check_size("it has", row.measure.size_bytes, MAX_TEXT_BYTES)
 
 
-def _make_row(line: int, turns: list[Turn], tools: tuple[Mapping[str, Any], ...] = ()) -> Row:
+def _make_row(line: int, turns: Sequence[Turn], tools: tuple[Mapping[str, Any], ...] = ()) -> Row:
     if not any(turn.message["role"] == "assistant" for turn in turns):
         raise RowFault("no message is the assistant's, so there is nothing to learn")
     if not any(turn.is_learned for turn in turns):

@@ -67,6 +67,38 @@ def test_results_of_tools_in_one_message_are_not_learned() -> None:
     assert learned == wanted
 
 
+class CountedMessage(dict[str, str]):
+    """A message that counts how often it is parsed."""
+
+    num_parsed = 0
+
+    def items(self) -> Any:
+        self.num_parsed += 1
+        return super().items()
+
+
+def test_prompt_is_parsed_once() -> None:
+    asked, good, bad = CountedMessage(ASKED), CountedMessage(GOOD), CountedMessage(BAD)
+    row = parse({"prompt": [asked], "chosen": [good], "rejected": [bad]})
+    assert [answer.row.messages for answer in row.answers] == [(ASKED, GOOD), (ASKED, BAD)]
+    assert [message.num_parsed for message in (asked, good, bad)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prompt": [{"role": "user"}]}, "'content' is missing"),
+        ({"chosen": [{"role": "bot", "content": "a"}]}, 'message 2 has the role "bot"'),
+        ({"rejected": [BAD, {"role": "bot", "content": "a"}]}, 'message 3 has the role "bot"'),
+        ({"tools": "["}, "'tools' is not JSON"),
+    ],
+)
+def test_fault_names_answer_and_place_in_its_chat(change: dict[str, Any], reason: str) -> None:
+    name = "rejected" if "rejected" in change else "chosen"
+    with pytest.raises(RowFault, match=f"^'{name}' with its prompt cannot be used: {reason}"):
+        parse({**PAIRS["messages"], **change})
+
+
 def test_single_answers_have_a_verdict() -> None:
     record = {"prompt": "When?", "completion": "No.", "label": False}
     row = parse(record, is_unpaired=True)
