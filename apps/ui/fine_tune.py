@@ -56,7 +56,7 @@ def list_file_choices(files: Sequence[File]) -> list[tuple[str, str]]:
 
 def _name_model(model: Model) -> str:
     if model.kind == "adapter":
-        return f"{model.id} (adapter, continued)"
+        return f"{model.id} (adapter; a job continues it)"
     return f"{model.id} (base)" if model.base else model.id
 
 

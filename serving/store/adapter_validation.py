@@ -3,9 +3,8 @@
 Reads JSON and the headers of weight files, but no weight, and needs no torch.
 """
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +40,7 @@ _UNUSED = frozenset(
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal")
 _PATTERN = re.compile(r"\^?[\w.-]+\$?")  # no repetition: such expressions match in linear time
 _MAX_PATTERNS = 512
+_MAX_ALPHA = 65536  # as in the settings of a training
 _DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 OUTER_LAYERS = frozenset(
     {
@@ -98,20 +98,39 @@ def check_adapter_directory(
     )
 
 
-def clean_adapter_settings(directory: Path, base_id: str) -> None:
-    """Reduce the settings of a checked adapter to those known to be harmless.
+def clean_adapter_settings(directory: Path, base: Path) -> None:
+    """Reduce the settings of an adapter that was checked with `base` to those that are harmless.
 
-    PEFT then loads `base_id` with it, and only the layers that it has tensors for.
+    PEFT then loads the model with the name of `base` with it, and adapts only the layers that it
+    has tensors for.
     """
     settings = read_object(directory / ADAPTER_CONFIG_NAME)
     cleaned = {key: settings[key] for key in _KNOWN if key in settings}
-    cleaned["base_model_name_or_path"] = base_id
+    cleaned["base_model_name_or_path"] = base.name
+    layers = read_layer_shapes(directory / ADAPTER_WEIGHTS_NAME).keys()
+    modules = [name.removesuffix(".weight") for name in read_weight_headers(base)]
     named = settings.get("target_modules")
     # A text is a regular expression, which may take any time to match.
-    if not isinstance(named, list) or any(settings.get(key) is not None for key in _LIMITING):
-        cleaned["target_modules"] = sorted(read_layer_shapes(directory / ADAPTER_WEIGHTS_NAME))
+    is_limited = any(settings.get(key) is not None for key in _LIMITING)
+    if not isinstance(named, list) or is_limited or _adapts_others(named, layers, modules):
+        ends = {name.rpartition(".")[2] for name in layers}
+        means_others = _adapts_others(ends, layers, modules)
+        cleaned["target_modules"] = sorted(layers if means_others else ends)
     if cleaned != settings:
         durable.write_json(directory / ADAPTER_CONFIG_NAME, cleaned)
+
+
+def _adapts_others(named: Iterable[str], layers: Collection[str], modules: Iterable[str]) -> bool:
+    """Return whether ends of names mean modules of the base model without tensors in an adapter.
+
+    The names of `modules` may lack the prefix of the base model, which those of `layers` have.
+    """
+    ends = tuple(f".{end}" for end in named)
+    adapted = {f".{name}" for name in layers}
+    return any(
+        f".{module}".endswith(ends) and not any(one.endswith(f".{module}") for one in adapted)
+        for module in modules
+    )
 
 
 def read_layer_shapes(file: Path) -> dict[str, LayerShapes]:
@@ -178,6 +197,27 @@ def check_layers(
     for module, weight in by_module.items():
         if weight is not None:
             _check_shapes(module, layers[module], weight.shape, settings, base_name)
+    _check_consistency(layers, settings)
+
+
+def _check_consistency(layers: Mapping[str, LayerShapes], settings: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if PEFT would ignore some of an adapter's tensors, or add others."""
+    for module, layer in sorted(layers.items()):
+        if (layer.magnitude is not None) != bool(settings.get("use_dora")):
+            found = "no" if layer.magnitude is None else "a"
+            raise ValueError(
+                f"the adapter has {found} lora_magnitude_vector for {module!r}, and 'use_dora' in "
+                f"{ADAPTER_CONFIG_NAME} is {settings.get('use_dora')!r}; export the adapter again"
+            )
+    named = settings.get("target_modules")
+    if not isinstance(named, list):
+        return
+    ends = tuple(f".{end}" for end in named)
+    if ignored := [module for module in sorted(layers) if not f".{module}".endswith(ends)]:
+        raise ValueError(
+            f"the adapter has tensors for {name_some(ignored)}, which 'target_modules' in "
+            f"{ADAPTER_CONFIG_NAME} does not name: {str(named)[:80]}; export the adapter again"
+        )
 
 
 def _check_weight_file(directory: Path) -> None:
@@ -212,6 +252,18 @@ def _check_adapter_settings(settings: Mapping[str, Any]) -> None:
     if type(rank := settings.get("r")) is not int or rank < 1:
         raise ValueError(f"{ADAPTER_CONFIG_NAME}: 'r' is {rank!r}, expected a positive integer")
     _check_alpha("lora_alpha", settings.get("lora_alpha"))
+    named = settings.get("target_modules")
+    if isinstance(named, list) and not all(isinstance(one, str) and one for one in named):
+        raise ValueError(
+            f"{ADAPTER_CONFIG_NAME}: 'target_modules' is {str(named)[:80]!r}, expected names of "
+            "layers"
+        )
+    dropout = settings.get("lora_dropout", 0)
+    if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
+        raise ValueError(
+            f"{ADAPTER_CONFIG_NAME}: 'lora_dropout' is {str(dropout)[:80]!r}, expected a number "
+            "from 0 to 1"
+        )
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern, value in _read_patterns(settings, key).items():
             if key == "alpha_pattern":
@@ -234,8 +286,11 @@ def _check_value(settings: Mapping[str, Any], key: str, allowed: tuple[object, .
 
 def _check_alpha(key: str, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        raise ValueError(f"{ADAPTER_CONFIG_NAME}: {key!r} is {value!r}, expected a positive number")
+    if not is_number or not 0 < value <= _MAX_ALPHA:
+        raise ValueError(
+            f"{ADAPTER_CONFIG_NAME}: {key!r} is {repr(value)[:80]}, expected a positive number of "
+            f"at most {_MAX_ALPHA}"
+        )
 
 
 def _read_patterns(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:

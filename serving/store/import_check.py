@@ -17,15 +17,20 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from model_files.cleaning import clean_directory
 from model_files.json_files import read_object
+from model_files.weight_headers import ADAPTER_WEIGHTS_NAME
 from serving.loading.model_memory import ModelMemory
 from serving.served_task import DEFAULT_TASK, find_model_task, find_served_task
-from serving.store.adapter_validation import check_adapter_directory, clean_adapter_settings
+from serving.store.adapter_validation import (
+    check_adapter_directory,
+    clean_adapter_settings,
+    read_layer_shapes,
+)
 from serving.store.import_steps import CheckStep
 from serving.store.validation import (
     TOKENIZER_NAME,
@@ -74,7 +79,7 @@ def check_directory(
             check_adapter_directory(directory, base, links_stay_in=links_stay_in)
             if cleans:
                 clean_directory(directory)
-                clean_adapter_settings(directory, base.name)
+                clean_adapter_settings(directory, base)
         else:
             check_model_directory(
                 directory, links_stay_in=links_stay_in, converts_tokenizer=converts_tokenizer
@@ -104,7 +109,7 @@ def check_directory(
     # Any failure here is caused by the model's content or by the machine. A panic in a Rust library
     # is not an `Exception`.
     except BaseException as exc:  # noqa: BLE001 - logged there
-        return _explain_failure(directory, step, exc)
+        return _explain_failure([directory, *filter(None, [base])], step, exc)
     return {"memory": memory.model_dump()}
 
 
@@ -130,7 +135,14 @@ def _try_model(
 def _try_adapter(
     directory: Path, base: Path, weight_bytes: int, start_step: Callable[[CheckStep], None]
 ) -> ModelMemory:
-    """Try an adapter's tokenizer with its base model's configuration; without one, do nothing."""
+    """Check that an adapter's layers are served, and try its tokenizer, if it has one.
+
+    The base model's configuration is used for both.
+    """
+    from serving.loading.adapted_layers import check_adapted_layers
+
+    start_step("model")
+    check_adapted_layers(base, read_layer_shapes(directory / ADAPTER_WEIGHTS_NAME))
     tokenizer_bytes = 0
     if (directory / TOKENIZER_NAME).is_file():
         start_step("tokenizer")
@@ -149,11 +161,13 @@ def _try_adapter(
     )
 
 
-def _explain_failure(directory: Path, step: CheckStep, exc: BaseException) -> dict[str, Any]:
+def _explain_failure(
+    directories: Sequence[Path], step: CheckStep, exc: BaseException
+) -> dict[str, Any]:
     """Return the last JSON object for a failed check: a refusal, or an error of the machine.
 
-    Libraries raise `OSError` without an errno for content that they cannot use, and with ENOMEM if
-    the model needs more than the memory limit.
+    Paths in `directories` are shortened. Libraries raise `OSError` without an errno for content
+    that they cannot use, and with ENOMEM if the model needs more than the memory limit.
     """
     is_short_of_memory = isinstance(exc, OSError) and exc.errno == errno.ENOMEM
     if is_short_of_memory or isinstance(exc, MemoryError):
@@ -165,7 +179,9 @@ def _explain_failure(directory: Path, step: CheckStep, exc: BaseException) -> di
             return {"error": f"checking its {step} failed: {cause.strerror}"}
         cause = cause.__cause__
     logger.info("the model is refused", exc_info=exc)
-    reason = str(exc).replace(str(directory), directory.name) or type(exc).__name__
+    reason = str(exc) or type(exc).__name__
+    for directory in directories:
+        reason = reason.replace(str(directory), directory.name)
     return {"refusal": reason}
 
 

@@ -93,14 +93,26 @@ class ModelReader:
         return base
 
     def list_adapters(self, base: StoredModel) -> list[str]:
-        """List the ids of the adapters whose base model this is."""
-        return [
-            model.id
-            for model in self.list_models()
-            if model.is_adapter
-            and model.lineage.base_model == base.id
-            and model.lineage.base_model_revision == base.revision
-        ]
+        """List the ids of the adapters whose base model this is, or may be.
+
+        An adapter whose lineage cannot be read may be for any model, and so may an entry that
+        cannot be read itself.
+        """
+        found = []
+        for path in sorted(self._layout.models.iterdir()):
+            if path.name[0] == "." or path.is_symlink():  # a published model is no link
+                continue
+            try:
+                model = self.find(path.name)
+            except OSError:
+                found.append(path.name)
+                continue
+            if model is None or not model.is_adapter:
+                continue
+            names = (model.lineage.base_model, model.lineage.base_model_revision)
+            if model.lineage_fault is not None or names == (base.id, base.revision):
+                found.append(model.id)
+        return found
 
     def find_base(self, directory: Path, base_id: str | None) -> StoredModel | None:
         """Return the stored model that an unpublished adapter is for; None for a complete model.

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from model_files.weight_headers import name_some
@@ -72,11 +72,12 @@ class ModelStore:
         with _refuse_model():
             check_files(directory)
             base = self.reader.find_base(directory, base_id)
-        with lock_exclusive(self._layout.import_lock):
-            check_import(directory, cleans=True, base=base.path if base else None)
-        _name_base(directory, base)
-        _seal(directory)
-        self.names.move_in(directory, model_id, base)
+        with _keep(base):
+            with lock_exclusive(self._layout.import_lock):
+                check_import(directory, cleans=True, base=base.path if base else None)
+            _name_base(directory, base)
+            _seal(directory)
+            self.names.move_in(directory, model_id, base)
         return self.get(model_id)
 
     def add(self, source: Path, model_id: str, *, base_id: str | None = None) -> StoredModel:
@@ -90,7 +91,7 @@ class ModelStore:
         self.names.check_new_id(model_id)
         base = self.reader.find_base(source, base_id)
         _check_content(source, base, links_stay_in=find_cache_repository(source))
-        with build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
+        with _keep(base), build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
             _copy_files(source, building)
             _check_content(building, base)
             _name_base(building, base)
@@ -108,7 +109,7 @@ class ModelStore:
         with _refuse_model():
             check_files(source, links_stay_in=find_cache_repository(source))
             base = self.reader.find_base(source, base_id)
-        with build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
+        with _keep(base), build_in_scratch(self._layout.models, ADDED_PREFIX) as building:
             _copy_files(source, building)
             with lock_exclusive(self._layout.import_lock):
                 check_import(building, converts_tokenizer=True, base=base.path if base else None)
@@ -205,8 +206,8 @@ class ModelStore:
                 )
             if adapters := self.reader.list_adapters(model):
                 raise ModelInUseError(
-                    f"model {model_id!r} is the base model of {len(adapters)} adapters: "
-                    f"{name_some(adapters)}; delete them first"
+                    f"model {model_id!r} is the base model of adapters, or may be that of one "
+                    f"whose lineage cannot be read: {name_some(adapters)}; delete them first"
                 )
             try:
                 with lock_existing(model.path / durable.MANIFEST_NAME):
@@ -247,6 +248,11 @@ def _refuse_model() -> Iterator[None]:
         raise
     except ValueError as exc:
         raise ModelRefusedError(str(exc)) from exc
+
+
+def _keep(base: StoredModel | None) -> AbstractContextManager[object]:
+    """Lock the base model of an adapter against deletion; without one, do nothing."""
+    return nullcontext() if base is None else base.lock_shared()
 
 
 def _check_content(

@@ -124,8 +124,9 @@ def name_weights_revision(model: StoredModel) -> str:
     Raises `DamagedDirectoryError` or `NewerFormatError` for an unreadable manifest.
     """
     listed = sorted(read_manifest(model.path).items())
-    hashes = [file.sha256 for name, file in listed if fnmatch(name, "*.safetensors")]
-    return f"sha256:{hashlib.sha256(''.join(hashes).encode()).hexdigest()}"
+    weights = [name for name, _ in listed if fnmatch(name, "*.safetensors") and "/" not in name]
+    hashes = "".join(dict(listed)[name].sha256 for name in weights)
+    return f"sha256:{hashlib.sha256(hashes.encode()).hexdigest()}"
 
 
 def read_edition(path: Path) -> tuple[int, int]:

@@ -19,7 +19,7 @@ def check_adapter_job(spec: TrainingSpec, *, serves_adapters: bool) -> None:
     if spec.adapter is None or spec.adapter.export != "adapter":
         return
     if not serves_adapters:
-        raise _refuse("this server serves none, because its generators run on GPUs")
+        raise _refuse("this server serves none, because its generators run on GPUs: use no adapter")
     if spec.task not in (DEFAULT_TASK, PREFERENCE_TASK):
         raise _refuse(
             f"training.task is {spec.task!r}, and adapters are served for language models only, "
@@ -51,7 +51,11 @@ def check_adapter_layers(spec: TrainingSpec, planned: "PlannedAdapter | None") -
     headers = {name: TensorHeader("F32", shape) for name, shape in planned.shapes.items()}
     try:
         layers = arrange_layers(headers, "the adapter")
-        settings = {"r": spec.adapter.rank, "fan_in_fan_out": planned.fan_in_fan_out}
+        settings = {
+            "r": spec.adapter.rank,
+            "fan_in_fan_out": planned.fan_in_fan_out,
+            "use_dora": spec.adapter.method == "dora",
+        }
         vocab_size = read_object(base / "config.json").get("vocab_size")
         check_layers(layers, settings, base.name, read_weight_headers(base), vocab_size)
     except ValueError as exc:

@@ -204,9 +204,16 @@ def _find_base(services: Services, name: str | None) -> str | None:
     if name is None:
         return None
     try:
-        return services.models.resolve(name).id
+        model = services.models.resolve(name)
     except ModelNotFoundError as exc:
         raise ApiError(400, exc.message, param="base_model", code=exc.code) from exc
+    if model.is_adapter:
+        raise ApiError(
+            400,
+            f"base_model is {name!r}, which is an adapter itself; expected a complete model",
+            param="base_model",
+        )
+    return model.id
 
 
 def describe_model(services: Services, model: StoredModel) -> ModelObject:

@@ -86,13 +86,36 @@ def test_adapters_of_peft_are_accepted_and_cleaned_to_the_same_function(
     check_adapter_directory(adapter, tiny_model)
     ids = torch.arange(8)[None]
     before = load_with_peft(tiny_model, adapter)(ids).logits
-    clean_adapter_settings(adapter, "base")
+    base = tmp_path / "base"
+    base.symlink_to(tiny_model)
+    clean_adapter_settings(adapter, base)
     check_adapter_directory(adapter, tiny_model)
     kept = json.loads((adapter / ADAPTER_CONFIG_NAME).read_text())
     assert kept["base_model_name_or_path"] == "base"
     assert isinstance(kept["target_modules"], list)
     assert not kept.keys() & {"auto_mapping", "layers_to_transform", "peft_version"}
     assert torch.equal(load_with_peft(tiny_model, adapter)(ids).logits, before)
+
+
+def test_settings_for_layers_without_tensors_are_removed(tiny_model: Path, adapter: Path) -> None:
+    """PEFT would create these layers, of any rank."""
+    kept = json.loads((adapter / ADAPTER_CONFIG_NAME).read_text())["target_modules"]
+    _set(
+        r=200_000,
+        target_modules=[*kept, "gate_proj"],
+        rank_pattern=dict.fromkeys(kept, 4),
+    )(adapter)
+    check_adapter_directory(adapter, tiny_model)
+    clean_adapter_settings(adapter, tiny_model)
+    cleaned = json.loads((adapter / ADAPTER_CONFIG_NAME).read_text())
+    assert cleaned["target_modules"] == sorted(kept)
+
+
+def test_dora_needs_its_setting(tiny_model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tiny_model, tmp_path / "adapter", use_dora=True)
+    _set(use_dora=False)(adapter)
+    with pytest.raises(ValueError, match="^the adapter has a lora_magnitude_vector for .* False; "):
+        check_adapter_directory(adapter, tiny_model)
 
 
 @pytest.mark.parametrize("has_prefix", [True, False])
@@ -140,6 +163,18 @@ def test_names_in_the_files_of_the_base_may_lack_its_prefix(
         (_set(r=True), "adapter_config.json: 'r' is True, expected a positive integer"),
         (_set(r=8), "the adapter's tensors for .* expected .* for rank 8 and base model"),
         (_set(lora_alpha=None), "adapter_config.json: 'lora_alpha' is None, expected a positive"),
+        (_set(lora_alpha=1e300), "adapter_config.json: 'lora_alpha' is 1e.300, expected a positiv"),
+        (
+            _set(lora_alpha=10**400),
+            "adapter_config.json: 'lora_alpha' is 100.*0, expected a positi",
+        ),
+        (_set(lora_dropout="x"), "adapter_config.json: 'lora_dropout' is 'x', expected a number"),
+        (_set(target_modules=[["q_proj"]]), "adapter_config.json: 'target_modules' is .*, expecte"),
+        (
+            _set(target_modules=["q_proj"]),
+            r"the adapter has tensors for .*down_proj.*, which 'target_modules' .* \['q_proj'\]; ",
+        ),
+        (_set(use_dora=True), "the adapter has no lora_magnitude_vector for .* 'use_dora' .* True"),
         (_set(alpha_pattern={"q": 0}), r"adapter_config.json: 'alpha_pattern\.q' is 0, expected"),
         (_set(rank_pattern={"(a+)+b": 2}), r"adapter_config.json: 'rank_pattern' has the pattern"),
         (

@@ -18,10 +18,13 @@ from serving.errors import (
     ModelNotFoundError,
     TooManyAliasesError,
 )
+from serving.store import model_store
 from serving.store.aliases import AliasBook
 from serving.store.clean_up import clean_up_models
 from serving.store.lineage import Lineage
+from serving.store.model_reader import ModelReader
 from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
 from storage import durable
 from storage.layout import StorageLayout
 from storage.manifest import verify_directory
@@ -603,7 +606,7 @@ def test_base_of_an_adapter_cannot_be_deleted(
     store.add(other_model, "other")
     store.add(adapter, "a", base_id="base")
     with pytest.raises(
-        ModelInUseError, match="^model 'base' is the base model of 1 adapters: 'a';"
+        ModelInUseError, match="^model 'base' is the base model of adapters, .*: 'a'; delete them"
     ):
         store.delete("base")
     store.delete("other")
@@ -611,24 +614,76 @@ def test_base_of_an_adapter_cannot_be_deleted(
     store.delete("base")
 
 
-def test_base_that_is_deleted_while_its_adapter_is_added_is_missed(
+def test_base_is_kept_while_its_adapter_is_added(
     store: ModelStore, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add(tiny_model, "base")
     seal = durable.seal_directory
+    refusals: list[str] = []
 
     def delete_first(directory: Path) -> None:
         seal(directory)
-        store.delete("base")
-        monkeypatch.undo()
-        store.add(tiny_model, "base")  # another one with the same id and content
+        with pytest.raises(ModelInUseError, match="^model 'base' is loaded by a generator or bei"):
+            store.delete("base")
+        refusals.append("base")
 
     monkeypatch.setattr(durable, "seal_directory", delete_first)
+    for number, publish in enumerate((store.add, store.install, store.import_directory)):
+        publish(adapter, f"a-{number}", base_id="base")
+        store.delete(f"a-{number}")
+        adapter = adapter if adapter.exists() else write_adapter(tiny_model, adapter)
+    assert len(refusals) == 3
+
+
+def test_base_that_is_deleted_while_its_adapter_is_published_is_missed(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    adapter: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = store.add(tiny_model, "base")
+    _write_origin(adapter, "base", base.revision, run_id="r")
+    durable.seal_directory(adapter)
+
+    def delete_first(directory: Path) -> None:
+        verify_directory(directory)
+        store.delete("base")
+        store.add(tiny_model, "base")  # another one with the same id and content
+
+    monkeypatch.setattr(model_store, "verify_directory", delete_first)
     with pytest.raises(
         ModelNotFoundError, match="^the base model 'base' of adapter 'a' has been de"
     ):
-        store.add(adapter, "a", base_id="base")
+        store.publish(_copy(adapter, layout), "a")
     assert [model.id for model in store.list_models()] == ["base"]
+
+
+def test_base_is_kept_for_an_adapter_that_cannot_be_read(
+    store: ModelStore,
+    layout: StorageLayout,
+    tiny_model: Path,
+    adapter: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.add(tiny_model, "base")
+    store.add(adapter, "a", base_id="base")
+    lineage = layout.model("a") / "lineage.json"
+    content = lineage.read_bytes()
+    lineage.write_text("[]")
+    with pytest.raises(ModelInUseError, match="^model 'base' is the base .*cannot be read: 'a'; "):
+        store.delete("base")
+    lineage.write_bytes(content)
+
+    def find(reader: ModelReader, model_id: str) -> StoredModel | None:
+        if model_id == "a":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return original(reader, model_id)
+
+    original = ModelReader.find
+    monkeypatch.setattr(ModelReader, "find", find)
+    with pytest.raises(ModelInUseError, match="^model 'base' is the base .*cannot be read: 'a'; "):
+        store.delete("base")
 
 
 def test_lost_base_of_an_adapter_is_reported(
