@@ -29,11 +29,10 @@ from model_files.refused_keys import check_weight_files
 from model_files.tokenizer_checks import MAX_TOKENIZER_BYTES, check_tokenizer
 from model_files.tokenizer_faults import translate_faults
 from model_files.tokenizer_patterns import FASTER_PATTERNS
-from model_files.tokenizer_settings import STANDARD_TOKENS, read_tokenizer_settings
+from model_files.tokenizer_settings import STANDARD_TOKENS, TOKENIZER_NAME, read_tokenizer_settings
 from storage import durable
 
 CONFIG_NAME, GENERATION_NAME = "config.json", "generation_config.json"
-TOKENIZER_NAME = "tokenizer.json"
 _PASSED_ON = (
     *("add_prefix_space", "chat_control_tokens", "chat_template", "clean_up_tokenization_spaces"),
     *("fix_mistral_regex", "max_len", "model_input_names", "model_max_length", "padding_side"),

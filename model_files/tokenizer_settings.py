@@ -11,6 +11,7 @@ from typing import Any
 
 from model_files.json_files import find_object
 
+TOKENIZER_NAME = "tokenizer.json"
 SETTINGS_NAME, SPECIAL_TOKENS_NAME = "tokenizer_config.json", "special_tokens_map.json"
 MAX_TOKEN_CHARACTERS = 256
 MAX_ADDED_TOKENS = 70_000

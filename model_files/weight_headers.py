@@ -42,8 +42,12 @@ class TensorHeader(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Size of the tensor's values in the file, in bytes."""
-        bits = 8 if self.dtype == "BOOL" else int(_BITS.findall(self.dtype)[0])
-        return self.num_elements * bits // 8
+        return self.num_elements * self.item_bits // 8
+
+    @property
+    def item_bits(self) -> int:
+        """Bits of one value in the file."""
+        return 8 if self.dtype == "BOOL" else int(_BITS.findall(self.dtype)[0])
 
 
 def read_weight_headers(directory: Path) -> dict[str, TensorHeader]:

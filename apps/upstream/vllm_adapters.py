@@ -6,20 +6,17 @@ an adapter that has one is refused here instead of being served with other value
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypedDict
 
-from tokenizers import Tokenizer
-
 from model_files.json_files import read_object
-from model_files.tokenizer_settings import read_tokenizer_settings
+from model_files.same_tokenizer import find_tokenizer_difference
+from model_files.tokenizer_settings import TOKENIZER_NAME
 from model_files.weight_headers import ADAPTER_CONFIG_NAME
 from serving.store.stored_model import StoredModel
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's `max_lora_rank`."""
 _MAX_IN_BATCH = 8
-_TOKENIZER_NAME = "tokenizer.json"
 
 
 class VllmAdapter(TypedDict):
@@ -79,23 +76,10 @@ def _read_rank(adapter: StoredModel) -> int:
 
 def _check_encoding(adapter: StoredModel, base: StoredModel) -> None:
     """Raise `ValueError` if an adapter encodes conversations in another way than its base model."""
-    if not (adapter.path / _TOKENIZER_NAME).is_file():
+    if not (adapter.path / TOKENIZER_NAME).is_file():
         return
-    if _read_tokenizer(adapter.path) != _read_tokenizer(base.path):
-        raise _refuse(adapter, f"its tokenizer differs from that of base model {base.id!r}")
-    templates = [
-        read_tokenizer_settings(model.path).get("chat_template") for model in (adapter, base)
-    ]
-    if templates[0] != templates[1]:
-        raise _refuse(adapter, f"its chat template differs from that of base model {base.id!r}")
-
-
-def _read_tokenizer(directory: Path) -> str:
-    """Return a tokenizer in one form, whichever version of tokenizers has written its file."""
-    tokenizer = Tokenizer.from_file(str(directory / _TOKENIZER_NAME))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return str(tokenizer.to_str())
+    if (part := find_tokenizer_difference(adapter.path, base.path)) is not None:
+        raise _refuse(adapter, f"its {part} differs from that of base model {base.id!r}")
 
 
 def _refuse(adapter: StoredModel, reason: str) -> ValueError:

@@ -18,6 +18,7 @@ from serving.cpu.packed_linear import PackedLinear
 from serving.errors import EngineDeadError
 
 ADAPTABLE = (PackedLinear, nn.Linear, Conv1D)
+_NAMES = {"a": "lora_A", "b": "lora_B, scaled,", "gain": "lora_magnitude_vector"}
 
 
 class RowAdapters:
@@ -30,7 +31,7 @@ class RowAdapters:
         self.numbers: tuple[int, ...] = ()
         self.positions = torch.empty(0, dtype=torch.int64)
         """Each row's index in `numbers`, -1 for none; one element if all rows have the same."""
-        self._masks: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
+        self._masks: dict[tuple[int, ...], torch.Tensor] = {}
 
     def set(self, spans: list[tuple[int, int]]) -> None:
         """Set the rows of the next pass: pairs of an adapter's number and a count of rows.
@@ -47,35 +48,39 @@ class RowAdapters:
         of_spans = torch.tensor([places[number] for number, _ in spans])
         self.positions = of_spans.repeat_interleave(torch.tensor([rows for _, rows in spans]))
 
-    def find_mask(self, ranks: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return a mask `[rows, sum of ranks]`: 1 in the columns of the row's own adapter.
+    def find_others(self, ranks: tuple[int, ...]) -> torch.Tensor | None:
+        """Return a mask `[rows, sum of ranks]`: true in the columns of adapters of other rows.
 
         None if all rows have the same adapter.
         """
         if len(self.positions) == 1:
             return None
-        if (mask := self._masks.get((ranks, dtype))) is None:
+        if (others := self._masks.get(ranks)) is None:
             owners = torch.arange(len(ranks)).repeat_interleave(torch.tensor(ranks))
-            mask = (self.positions[:, None] == owners).to(dtype)
-            self._masks[ranks, dtype] = mask
-        return mask
+            others = self.positions[:, None] != owners
+            self._masks[ranks] = others
+        return others
 
 
 class _Factors(NamedTuple):
-    """One adapter's factors in the dtype of the layer; the scale is part of `b`."""
+    """One adapter's factors in the dtype of the layer; the scale is part of `b`.
+
+    Gains are close to 1, and half precision would round most of what was learned away.
+    """
 
     a: torch.Tensor  # [r, in]
     b: torch.Tensor  # [out, r]
-    gain: torch.Tensor | None  # [out], by which DoRA multiplies W x
+    gain: torch.Tensor | None  # [out] in fp32, by which DoRA multiplies W x
 
 
 class _Stack(NamedTuple):
     """The factors of all adapters of a batch; R is the sum of their ranks."""
 
     a: torch.Tensor  # [R, in]
-    b: torch.Tensor  # [R, out]
+    b: torch.Tensor  # [R, out], in fp32 beside gains
     ranks: tuple[int, ...]
-    gains: torch.Tensor | None  # [adapters + 1, out]; the last row is that of the model itself
+    # [adapters + 1, out] in fp32: gains, less 1; the last row is that of the model itself
+    gains_less_1: torch.Tensor | None
 
 
 class AdaptedLinear(nn.Module):
@@ -95,9 +100,12 @@ class AdaptedLinear(nn.Module):
         return weight
 
     def add(self, number: int, factors: LayerFactors) -> None:
-        """Add the factors of an adapter; raises `EngineDeadError` if their shapes do not fit."""
-        weight = _find_dense_weight(self.base)  # [out, in]
-        num_out, num_in = weight.shape
+        """Add the factors of an adapter.
+
+        Raises `EngineDeadError` if their shapes do not fit, or a value is not finite in the dtype
+        of the layer: it would spread to other rows.
+        """
+        num_out, num_in = _find_shape(self.base)
         if factors.a.size(1) != num_in or factors.b.size(0) != num_out:
             raise EngineDeadError(
                 f"factors of {list(factors.b.shape)} and {list(factors.a.shape)} do not fit a "
@@ -106,13 +114,19 @@ class AdaptedLinear(nn.Module):
         a, b = factors.a.float(), factors.b.float() * factors.scale
         gain = None
         if factors.magnitude is not None:
+            weight = _find_dense_weight(self.base)  # [out, in]
             length = torch.linalg.vector_norm(weight.float() + b @ a, dim=1)  # [out]
             gain = factors.magnitude.float().flatten() / length
+            gain[length == 0] = 1.0
             b = b * gain[:, None]
         dtype = self.base.weight.dtype
-        self._factors[number] = _Factors(
-            a.to(dtype), b.to(dtype), None if gain is None else gain.to(dtype)
-        )
+        found = _Factors(a.to(dtype), b.to(dtype), gain)
+        for name, tensor in found._asdict().items():
+            if tensor is not None and not bool(torch.isfinite(tensor).all()):
+                raise EngineDeadError(
+                    f"a value of its {_NAMES[name]} is not finite in {str(dtype)[6:]}"
+                )
+        self._factors[number] = found
 
     def remove(self, number: int) -> None:
         """Remove the factors of an adapter, if the layer has any."""
@@ -125,22 +139,24 @@ class AdaptedLinear(nn.Module):
         stack = self._find_stack() if self._rows.numbers else None
         if stack is None:
             return outputs
-        if stack.gains is not None:
-            outputs = self._multiply_gains(outputs, stack.gains)
         product = linear(inputs, stack.a)  # [..., rows, R]
-        if (mask := self._rows.find_mask(stack.ranks, product.dtype)) is not None:
-            product *= mask
-        flat = outputs.reshape(-1, outputs.size(-1))
+        if (others := self._rows.find_others(stack.ranks)) is not None:
+            product.masked_fill_(others, 0)  # not a product by 0, which keeps what is not finite
+        sums = outputs
+        if stack.gains_less_1 is not None:
+            sums = self._multiply_gains(outputs, stack.gains_less_1)
+            product = product.float()
+        flat = sums.reshape(-1, sums.size(-1))
         flat.addmm_(product.reshape(-1, product.size(-1)), stack.b)
-        return flat.view_as(outputs)
+        return flat.view_as(outputs).to(outputs.dtype)
 
-    def _multiply_gains(self, outputs: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
+    def _multiply_gains(self, outputs: torch.Tensor, gains_less_1: torch.Tensor) -> torch.Tensor:
+        """Multiply W x by the gain of each row, in fp32; rows without one stay as they are."""
+        wide = outputs.float()
         bias = self.base.bias
-        by_row = gains[self._rows.positions]  # -1 is the last row
-        if bias is None:
-            return outputs * by_row
-        scaled: torch.Tensor = (outputs - bias) * by_row + bias
-        return scaled
+        product = wide if bias is None else wide - bias
+        by_row = gains_less_1[self._rows.positions]  # -1 is the last row
+        return torch.addcmul(wide, product, by_row)
 
     def _find_stack(self) -> _Stack | None:
         """Return the stacked factors of the batch's adapters; None if none changes this layer."""
@@ -156,17 +172,25 @@ class AdaptedLinear(nn.Module):
         present = [one for one in found if one is not None]
         if not present:
             return None
-        gains = None
+        gains_less_1 = None
+        b = torch.cat([one.b for one in present], dim=1).T.contiguous()
         if any(one.gain is not None for one in present):
-            ones = torch.ones_like(present[0].b[:, 0])
-            of_each = [ones if one is None or one.gain is None else one.gain for one in found]
-            gains = torch.stack([*of_each, ones])
+            none = torch.zeros(b.size(1))
+            of_each = [none if one is None or one.gain is None else one.gain - 1 for one in found]
+            gains_less_1 = torch.stack([*of_each, none])
+            b = b.float()
         return _Stack(
             torch.cat([one.a for one in present]),
-            torch.cat([one.b for one in present], dim=1).T.contiguous(),
+            b,
             tuple(0 if one is None else one.a.size(0) for one in found),
-            gains,
+            gains_less_1,
         )
+
+
+def _find_shape(layer: Any) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs of a layer, without unpacking its weight."""
+    rows, columns = layer.weight.shape
+    return (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
 
 
 def _find_dense_weight(layer: Any) -> torch.Tensor:

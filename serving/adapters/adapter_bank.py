@@ -46,8 +46,10 @@ class AdapterBank:
             try:
                 self._add(number, factors)
                 self._loaded.add(number)
-            except EngineDeadError as exc:
+            except BaseException as exc:
                 self._remove(number)
+                if not isinstance(exc, EngineDeadError):
+                    raise
                 raise EngineDeadError(
                     f"adapter {directory.name!r} cannot be loaded: {exc.message}; merge it into "
                     "its base model, or train it again"

@@ -7,17 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from model_files.tokenizer_settings import TOKENIZER_NAME
 from serving.engine.messages import ModelFacts
 from serving.errors import EngineDeadError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_TOKENIZER_NAME = "tokenizer.json"
-_TOKENIZER_FILES = (
-    *(_TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json"),
-    *("chat_template.jinja", "chat_template.json"),
-)
 
 
 class AdapterDefaults(NamedTuple):
@@ -27,31 +22,41 @@ class AdapterDefaults(NamedTuple):
     tokenizer: "PreTrainedTokenizerBase | None"
 
 
-def read_defaults(path: Path, base_path: Path, facts: ModelFacts) -> AdapterDefaults:
+def read_defaults(
+    path: Path, base_path: Path, facts: ModelFacts, base_tokenizer: "PreTrainedTokenizerBase"
+) -> AdapterDefaults:
     """Read the tokenizer of an adapter and its defaults of generation, where it has its own.
 
-    `facts` are those of its base model. Raises `EngineDeadError` if the files cannot be read, or
-    the tokenizer has ids that the base model lacks.
+    `facts` and `base_tokenizer` are those of its base model. Raises `EngineDeadError` if the files
+    cannot be read, or the tokenizer has ids that the base model lacks.
     """
-    from model_files.end_ids import list_end_ids
-    from model_files.tokenizer_checks import check_vocabulary
+    from model_files.end_ids import list_end_ids, read_ids
     from serving.loading.generation_defaults import find_sampling
-    from serving.loading.loading import load_own_generation_config, load_tokenizer
+    from serving.loading.loading import load_own_generation_config
 
-    if not (path / _TOKENIZER_NAME).is_file():
+    if not (path / TOKENIZER_NAME).is_file():
         return AdapterDefaults(facts, None)
-    tokenizer = load_tokenizer(path)
-    try:
-        check_vocabulary(tokenizer, facts.vocab_size)
-    except ValueError as exc:
-        raise EngineDeadError(f"adapter {path.name!r} cannot be loaded: {exc}") from exc
+    own_tokenizer = _load_own(path, base_path, facts)
+    tokenizer = own_tokenizer or base_tokenizer
     if (own := load_own_generation_config(path)) is not None:
-        end_ids = tuple(sorted(list_end_ids(own, tokenizer)))
-        facts = replace(facts, eos_ids=end_ids, sampling=find_sampling(own))
-    is_same = all(_read(path / name) == _read(base_path / name) for name in _TOKENIZER_FILES)
-    return AdapterDefaults(facts, None if is_same else tokenizer)
+        end_ids = {*list_end_ids(own, tokenizer)}
+        facts = replace(facts, sampling=find_sampling(own))
+    else:  # PEFT writes none, also for a tokenizer with another end token
+        end_ids = {*facts.eos_ids, *read_ids(tokenizer.eos_token_id)}
+    return AdapterDefaults(replace(facts, eos_ids=tuple(sorted(end_ids))), own_tokenizer)
 
 
-def _read(path: Path) -> bytes | None:
-    """Return the content of a file; None if there is none."""
-    return path.read_bytes() if path.is_file() else None
+def _load_own(path: Path, base_path: Path, facts: ModelFacts) -> "PreTrainedTokenizerBase | None":
+    """Load the tokenizer of an adapter; None if it is its base model's."""
+    from model_files.same_tokenizer import find_tokenizer_difference
+    from model_files.tokenizer_checks import check_vocabulary
+    from serving.loading.loading import load_tokenizer
+
+    try:
+        if find_tokenizer_difference(path, base_path) is None:
+            return None
+        tokenizer = load_tokenizer(path)
+        check_vocabulary(tokenizer, facts.vocab_size)
+    except (OSError, ValueError) as exc:
+        raise EngineDeadError(f"adapter {path.name!r} cannot be loaded: {exc}") from exc
+    return tokenizer

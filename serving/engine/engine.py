@@ -149,7 +149,9 @@ class Engine:
         in `base_path`. Raises `EngineDeadError` if the adapter does not fit the model.
         """
         number = next(self._adapter_numbers)
-        defaults = await asyncio.to_thread(read_defaults, path, base_path, self._facts)
+        defaults = await asyncio.to_thread(
+            read_defaults, path, base_path, self._facts, self._tokenizer
+        )
         adapted = copy(self)
         adapted._adapter, adapted._facts = number, defaults.facts
         adapted._owns_chats = False

@@ -14,9 +14,10 @@ import torch
 from transformers import AutoTokenizer
 
 from model_files.architecture import load_on_meta, make_meta_tensors
-from model_files.loading import TOKENIZER_NAME, load_config
+from model_files.loading import load_config
 from model_files.tokenizer_checks import check_vocabulary
 from model_files.tokenizer_faults import translate_faults
+from model_files.tokenizer_settings import TOKENIZER_NAME
 from model_files.weight_headers import read_weight_headers
 from serving.loading.config_sizes import check_config_sizes
 from serving.loading.loading import check_loading_report, load_tokenizer

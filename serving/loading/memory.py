@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil
 
+from model_files.same_tokenizer import find_tokenizer_difference
+from model_files.tokenizer_settings import TOKENIZER_NAME
+from model_files.weight_headers import ADAPTER_WEIGHTS_NAME, read_file_header, read_weight_headers
 from serving.loading.model_memory import ModelMemory
 from serving.settings import EngineSettings
 
@@ -16,6 +19,8 @@ PROCESS_BYTES = 256 << 20
 """Memory of a core's process without its model: 200 MB on a CPU; on a GPU, CUDA's own."""
 FORK_SERVER_BYTES = 288 << 20
 """Memory of a replica's fork server: the libraries, which its forks share."""
+_TOKENIZER_FACTOR = 12
+"""Memory of a tokenizer by the size of its file: 130 MB of 11 MB, with a BPE of 130,000 tokens."""
 _CPU_SHARE, _GPU_SHARE = 0.5, 0.85
 """Fractions of the memory that is free when a replica starts; on a CPU, training needs the rest."""
 
@@ -74,12 +79,16 @@ def estimate_memory(memory: ModelMemory, settings: EngineSettings) -> int:
     return PROCESS_BYTES + memory.weight_bytes + copy + cache + tokenizers
 
 
-def estimate_adapter_memory(directory: Path) -> int:
-    """Estimate the bytes that an adapter needs beside its base model, from its files.
+def estimate_adapter_memory(directory: Path, base: Path) -> int:
+    """Estimate the bytes that an adapter needs beside its base model, from the files of both.
 
-    Its factors are in memory once more while they are in the batch (`serving.adapters`), and its
-    tokenizer counts whether or not it is the base model's.
+    Its factors have the dtype of the base, and are in memory once more while they are in the batch
+    (`serving.adapters`). Its tokenizer counts if it is not the base model's.
     """
-    weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    tokenizer = directory / "tokenizer.json"
-    return 2 * weights + (tokenizer.stat().st_size if tokenizer.is_file() else 0)
+    factors = read_file_header(directory / ADAPTER_WEIGHTS_NAME).values()
+    item_bits = max(header.item_bits for header in read_weight_headers(base).values())
+    weights = sum(header.num_elements for header in factors) * item_bits // 8
+    own = directory / TOKENIZER_NAME
+    if not own.is_file() or find_tokenizer_difference(directory, base) is None:
+        return 2 * weights
+    return 2 * weights + _TOKENIZER_FACTOR * own.stat().st_size

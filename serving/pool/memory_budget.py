@@ -28,7 +28,7 @@ class MemoryEstimates:
         key = (model.id, model.edition)
         if key not in self._found:  # cached because rejections under load need it every time
             try:
-                self._found[key] = await asyncio.to_thread(self._measure, model)
+                self._found[key] = await asyncio.to_thread(self._measure, model, base)
             except EngineLostError:  # a retry may succeed
                 raise
             except EngineDeadError as exc:
@@ -57,10 +57,14 @@ class MemoryEstimates:
         sizes = [size for (name, _), size in self._found.items() if name == model_id]
         return max((size for size in sizes if isinstance(size, int)), default=0)
 
-    def _measure(self, model: StoredModel) -> int:
-        if model.is_adapter:
-            return estimate_adapter_memory(model.path)
-        return estimate_memory(inspect_in_fork(model.path), self._settings)
+    def _measure(self, model: StoredModel, base: StoredModel | None) -> int:
+        if base is None:
+            return estimate_memory(inspect_in_fork(model.path), self._settings)
+        try:
+            return estimate_adapter_memory(model.path, base.path)
+        except (OSError, ValueError) as exc:
+            reason = str(exc).replace(str(model.path), model.id)
+            raise EngineDeadError(f"adapter {model.id!r} cannot be loaded: {reason}") from exc
 
 
 def format_gb(num_bytes: int) -> str:

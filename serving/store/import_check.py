@@ -23,6 +23,7 @@ from typing import Any
 
 from model_files.cleaning import clean_directory
 from model_files.json_files import read_object
+from model_files.tokenizer_settings import TOKENIZER_NAME
 from model_files.weight_headers import ADAPTER_WEIGHTS_NAME
 from serving.loading.model_memory import ModelMemory
 from serving.served_task import DEFAULT_TASK, find_model_task, find_served_task
@@ -33,7 +34,6 @@ from serving.store.adapter_validation import (
 )
 from serving.store.import_steps import CheckStep
 from serving.store.validation import (
-    TOKENIZER_NAME,
     check_model_directory,
     find_cache_repository,
     find_companion,
@@ -139,10 +139,11 @@ def _try_adapter(
 
     The base model's configuration is used for both.
     """
-    from serving.loading.adapted_layers import check_adapted_layers
+    from serving.loading.adapted_layers import check_adapted_layers, check_finite_values
 
     start_step("model")
     check_adapted_layers(base, read_layer_shapes(directory / ADAPTER_WEIGHTS_NAME))
+    check_finite_values(directory)
     tokenizer_bytes = 0
     if (directory / TOKENIZER_NAME).is_file():
         start_step("tokenizer")

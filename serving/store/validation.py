@@ -6,11 +6,11 @@ from safetensors import SafetensorError, safe_open
 
 from model_files.json_files import read_object
 from model_files.refused_keys import check_keys, check_weight_files
+from model_files.tokenizer_settings import TOKENIZER_NAME
 from model_files.weight_headers import ADAPTER_CONFIG_NAME
 from serving.served_task import Companion, find_model_task, find_served_task
 from serving.store.lineage import check_lineage
 
-TOKENIZER_NAME = "tokenizer.json"
 VERIFICATION_NAME = "verification.json"
 _WEIGHTS_NAME = "model.safetensors"
 _INDEX_NAME = "model.safetensors.index.json"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from model_files.loading import TOKENIZER_NAME
+from model_files.tokenizer_settings import TOKENIZER_NAME
 from storage import durable, versioned_json
 from storage.lineage_file import LINEAGE_NAME, read_lineage_file
 from storage.scratch import build_in_scratch

@@ -1,6 +1,7 @@
 """Requests for different adapters of one model, in one batch, have the answers of PEFT."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from serving.adapters.adapted_linear import AdaptedLinear
 from serving.adapters.adapter_bank import AdapterBank
+from serving.adapters.adapter_file import LayerFactors
 from serving.engine.engine import Engine
 from serving.engine.messages import find_adapter, name_request
 from serving.engine.sampling import Sampling
 from serving.errors import EngineDeadError
-from serving.loading.loading import load_model
+from serving.loading.loading import load_model, load_tokenizer
 from tests.peft_adapters import generate_with_peft, load_with_peft, write_adapter
 from tests.serving.conftest import Load
 from tests.tiny_model import build_tiny_model
@@ -148,6 +151,56 @@ async def test_adapters_that_do_not_fit_are_refused_and_change_nothing(
     with pytest.raises(EngineDeadError, match="^adapter 'absent' cannot be loaded: "):
         await engine.open_adapter(tmp_path / "absent", tiny_model)
     assert await answer(engine, PROMPT) == before
+
+
+async def test_faulty_adapter_does_not_change_answers_of_its_base(
+    load_engine: Load, tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = load_engine(page_size=4)
+    before = await answer(engine, PROMPT)
+    path = write_adapter(tiny_model, tmp_path / "a")
+    weights = load_file(path / "adapter_model.safetensors")
+    next(one for name, one in weights.items() if "lora_A" in name)[0, 0] = float("nan")
+    save_file(weights, path / "adapter_model.safetensors")
+    with pytest.raises(EngineDeadError, match="^adapter 'a' cannot be loaded: .* is not finite in"):
+        await engine.open_adapter(path, tiny_model)
+    assert await answer(engine, PROMPT) == before
+
+
+async def test_adapter_stops_at_the_end_token_of_its_own_tokenizer(
+    load_engine: Load, tiny_model: Path, tmp_path: Path
+) -> None:
+    """PEFT writes no generation_config.json."""
+    engine = load_engine()
+    path = write_adapter(tiny_model, tmp_path / "a")
+    shutil.copy(tiny_model / "tokenizer.json", path)
+    settings = json.loads((tiny_model / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "e"}))
+    adapted = await engine.open_adapter(path, tiny_model)
+    end_id = load_tokenizer(path).convert_tokens_to_ids("e")
+    assert set(adapted._facts.eos_ids) == {*engine._facts.eos_ids, end_id}
+
+
+def test_failure_of_any_kind_leaves_no_factors(
+    tiny_model: Path, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = load_model(tiny_model)
+    bank = AdapterBank(model, page_size=4)
+    before = model(torch.tensor([PROMPT])).logits
+    add = AdaptedLinear.add
+    added: list[AdaptedLinear] = []
+
+    def fail_late(layer: AdaptedLinear, number: int, factors: LayerFactors) -> None:
+        if len(added) == 3:
+            raise RuntimeError("out of memory")
+        added.append(layer)
+        add(layer, number, factors)
+
+    monkeypatch.setattr(AdaptedLinear, "add", fail_late)
+    with pytest.raises(RuntimeError, match="^out of memory"):
+        bank.load(1, adapters[0])
+    with bank.use(1):
+        assert torch.equal(model(torch.tensor([PROMPT])).logits, before)
 
 
 def test_adapter_unloaded_before_it_was_loaded_is_not_kept(

@@ -126,7 +126,7 @@ class Moves:
 
     def __init__(self, max_bytes: int, max_loaded: int = 3) -> None:
         self.pool = make_pool(max_bytes, max_loaded)
-        self.pool._estimates._measure = lambda one: one.size_bytes
+        self.pool._estimates._measure = lambda one, _: one.size_bytes
         self.watcher = make_watcher()
         self.watcher._models = self.pool
         self.watcher._targets, self.watcher._moving_to, self.watcher._desired = {}, {}, {}

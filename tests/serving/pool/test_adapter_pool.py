@@ -109,7 +109,9 @@ async def test_hand_over_to_an_adapter_waits_for_the_memory_of_its_base(
     adapted.point_alias("latest", "other")
     async with run_replica(layout) as replica:
         (loaded,) = replica._models.list_loaded()
-        adapter_bytes = estimate_adapter_memory(adapted.get("one").path)
+        adapter_bytes = estimate_adapter_memory(
+            *(adapted.get(name).path for name in ("one", "base"))
+        )
         max_bytes = loaded.size_bytes + adapter_bytes + 1000
     async with run_replica(layout, max_loaded_bytes=max_bytes) as replica:
         assert await find_serving_model(replica, "latest") == "other"

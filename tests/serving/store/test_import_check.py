@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -123,6 +124,14 @@ def test_faults_of_an_imported_adapter_are_found_in_the_process(
     (adapter / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ModelRefusedError, match="^the chat template"):
         check_import(adapter, base=tiny_model)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    broken = {**weights, (name := next(iter(weights))): weights[name] / 0}
+    save_file(broken, adapter / "adapter_model.safetensors")
+    with pytest.raises(
+        ModelRefusedError, match="^tensor 'base_model.* has a value that is not fin"
+    ):
+        check_import(adapter, base=tiny_model)
+    save_file(weights, adapter / "adapter_model.safetensors")
     change = json.loads((adapter / "adapter_config.json").read_text()) | {"bias": "all"}
     (adapter / "adapter_config.json").write_text(json.dumps(change))
     with pytest.raises(ModelRefusedError, match=r"^adapter_config\.json: 'bias' is 'all'"):

@@ -1,0 +1,133 @@
+"""Rows of a batch that have different adapters do not influence each other."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from serving.adapters.adapted_linear import AdaptedLinear, RowAdapters
+from serving.adapters.adapter_file import LayerFactors
+from serving.errors import EngineDeadError
+
+SIZE = 32
+
+
+def make_layer(dtype: torch.dtype = torch.float32, *, bias: bool = False) -> nn.Linear:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Linear(SIZE, SIZE, bias=bias).to(dtype).requires_grad_(requires_grad=False)
+
+
+def make_factors(*, seed: int = 0, magnitude: torch.Tensor | None = None) -> LayerFactors:
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(4, SIZE, generator=generator)
+    return LayerFactors(a, torch.randn(SIZE, 4, generator=generator), 0.5, magnitude)
+
+
+def compute(
+    layer: nn.Linear,
+    adapters: dict[int, LayerFactors],
+    spans: list[tuple[int, int]],
+    inputs: torch.Tensor,
+) -> torch.Tensor:
+    rows = RowAdapters()
+    adapted = AdaptedLinear(layer, rows)
+    for number, factors in adapters.items():
+        adapted.add(number, factors)
+    rows.set(spans)
+    found: torch.Tensor = adapted(inputs)
+    assert found.dtype == layer.weight.dtype
+    return found
+
+
+@pytest.mark.parametrize("part", ["a", "b", "magnitude"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300])
+def test_values_that_are_not_finite_are_refused(part: str, value: float) -> None:
+    layer = make_layer()
+    factors = make_factors(magnitude=torch.ones(SIZE))
+    tensor: torch.Tensor = getattr(factors, part).double()
+    tensor.view(-1)[5] = value
+    changed = LayerFactors(**{**factors._asdict(), part: tensor})
+    with pytest.raises(EngineDeadError, match=r"^a value of its lora_\w+.* is not finite in float"):
+        AdaptedLinear(layer, RowAdapters()).add(1, changed)
+
+
+def test_scale_beyond_the_dtype_is_refused() -> None:
+    factors = make_factors()._replace(scale=1e300)
+    with pytest.raises(EngineDeadError, match="^a value of its lora_B, scaled, is not finite in "):
+        AdaptedLinear(make_layer(), RowAdapters()).add(1, factors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_whose_product_with_another_adapter_overflows_are_exact(dtype: torch.dtype) -> None:
+    layer = make_layer(dtype)
+    large = torch.finfo(dtype).max / 8
+    factors = make_factors()._replace(a=torch.full((4, SIZE), 30.0), b=torch.ones(SIZE, 4) / 64)
+    inputs = torch.ones(1, 3, SIZE, dtype=dtype) / 64
+    inputs[0, 1] = 0
+    inputs[0, 1, :SIZE] = large / 100  # times A: more than the largest number
+    alone = layer(inputs)
+    found = compute(layer, {1: factors}, [(1, 1), (0, 2)], inputs)
+    assert torch.equal(found[:, 1:], alone[:, 1:])
+    assert bool(torch.isfinite(found[:, 0]).all())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dora_of_other_rows_changes_nothing(dtype: torch.dtype, *, bias: bool) -> None:
+    layer = make_layer(dtype, bias=bias)
+    if bias:
+        layer.bias.data.fill_(100)
+    inputs = torch.randn(1, 6, SIZE, dtype=dtype)
+    factors = make_factors(magnitude=torch.rand(SIZE) + 0.5)
+    found = compute(layer, {1: factors, 2: make_factors(seed=3)}, [(1, 2), (0, 4)], inputs)
+    assert torch.equal(found[:, 2:], layer(inputs)[:, 2:])
+    assert not torch.equal(found[:, :2], layer(inputs)[:, :2])
+
+
+def test_row_of_length_zero_has_no_gain() -> None:
+    layer = make_layer()
+    layer.weight.data[3] = 0
+    factors = make_factors(magnitude=torch.ones(SIZE))
+    factors.b[3] = 0
+    inputs = torch.randn(1, 2, SIZE)
+    found = compute(layer, {1: factors}, [(1, 1), (0, 1)], inputs)
+    assert bool(torch.isfinite(found).all())
+    assert float(found[0, 0, 3]) == 0
+
+
+def test_small_gains_of_dora_survive_half_precision() -> None:
+    """Gains between 1 and 1.0035 are all 1 in bf16; PEFT keeps the learned lengths in fp32."""
+    factors = make_factors()
+    layer = make_layer(torch.bfloat16)
+    weight = layer.weight.float() + 0.5 * factors.b @ factors.a * 0.01
+    factors = factors._replace(a=factors.a * 0.01)
+    length = torch.linalg.vector_norm(weight, dim=1)
+    magnitude = length * (1 + torch.linspace(0, 0.0035, SIZE))
+    inputs = torch.randn(1, 64, SIZE, dtype=torch.bfloat16)
+    exact = inputs.float() @ (weight * (magnitude / length)[:, None]).T
+    without = inputs.float() @ weight.T
+
+    def measure_share(outputs: torch.Tensor) -> float:
+        """Return how much of the effect of the lengths is in the outputs; 1 is all of it."""
+        effect = exact - without
+        return float(((outputs.float() - without) * effect).sum() / (effect**2).sum())
+
+    spans: Sequence[list[tuple[int, int]]] = ([(1, 64)], [(1, 63), (0, 1)])
+    served = [
+        compute(layer, {1: factors._replace(magnitude=magnitude)}, one, inputs) for one in spans
+    ]
+    assert measure_share(served[0]) == pytest.approx(1, abs=0.15)
+    assert torch.equal(served[0][:, :63], served[1][:, :63])
+    wrapped = nn.Sequential(make_layer(torch.bfloat16))
+    config = LoraConfig(r=4, lora_alpha=2, use_dora=True, target_modules=["0"])
+    peft = get_peft_model(wrapped, config).eval()
+    with torch.no_grad():
+        adapted = peft.base_model.model[0]
+        adapted.lora_A["default"].weight.copy_(factors.a)
+        adapted.lora_B["default"].weight.copy_(factors.b)
+        adapted.lora_magnitude_vector["default"].weight.copy_(magnitude)
+        expected = peft(inputs)
+    assert float((served[0].float() - expected.float()).abs().max()) < 0.05
