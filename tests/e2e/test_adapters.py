@@ -114,7 +114,11 @@ def test_continued_adapter_equals_one_of_peft(folder: Path, tmp_path: Path) -> N
         method = {"use_dora": kind == "dora", "use_rslora": kind == "rslora"}
         base = folder / "tiny"
         adapter = write_adapter(base, tmp_path / kind, target_modules=TARGETS, **method)
-        settings = {"adapter": continue_settings(adapter, {}), "base_adapter": str(adapter)}
+        settings = {
+            "adapter": continue_settings(adapter, {}),
+            "base_adapter": str(adapter),
+            "learning_rate": 0.001,  # from large values, steps of 0.01 multiply rounding
+        }
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         peft = PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
         continued = [make_case(kind, strategy, num_shares=2) for strategy in STRATEGIES]
