@@ -44,6 +44,7 @@ def write_lineage(
     lineage = {
         "run_id": run.path.name,
         **origin,
+        **({"base_adapter": name_source(spec.base_adapter)} if spec.base_adapter else {}),
         PARENT_KEY: _describe_parent(start) if start else None,
         ROOT_KEY: _find_root(start) or origin,
         "extends": [end.model_dump() for end in record.extends],
