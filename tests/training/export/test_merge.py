@@ -91,6 +91,42 @@ def test_model_with_other_logits_is_rejected(
         return {name: one * 1.1 for name, one in real(module, *arguments, **settings).items()}
 
     monkeypatch.setattr(torch.nn.Module, "state_dict", change)
-    with pytest.raises(RejectedError, match="^the consolidated model is not what was trained: "):
+    with pytest.raises(RejectedError, match="^the merged model is not correct: ") as caught:
         merge_adapter(adapter, base, tmp_path / "merged")
+    assert "logits differ from those of the base model with the adapter by" in str(caught.value)
+    assert str(caught.value).endswith("moved to 'merged.rejected', with verification.json")
     assert not (tmp_path / "merged").exists()
+    assert (tmp_path / "merged.rejected" / "verification.json").is_file()
+    with pytest.raises(RejectedError, match="^the merged model is not correct: ") as caught:
+        merge_adapter(adapter, base, tmp_path / "other", keeps_rejected=False)
+    assert "moved" not in str(caught.value)
+    assert not (tmp_path / "other.rejected").exists()
+
+
+def test_base_without_a_dtype_in_its_settings_keeps_that_of_its_weights(tmp_path: Path) -> None:
+    base = build_tiny_model(tmp_path / "base", dtype=torch.bfloat16)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if "dtype" not in key})
+    )
+    merge_adapter(write_adapter(base, tmp_path / "adapter"), base, tmp_path / "merged")
+    weights = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+def test_settings_of_generation_and_tokenizer_are_taken_separately(
+    base: Path, tmp_path: Path
+) -> None:
+    adapter = write_adapter(base, tmp_path / "adapter")
+    (adapter / "generation_config.json").write_text('{"temperature": 0.25}')
+    (adapter / "chat_template.jinja").write_text("not of a tokenizer")
+    merge_adapter(adapter, base, tmp_path / "one")
+    assert "0.25" in (tmp_path / "one" / "generation_config.json").read_text()
+    tokenizer = (tmp_path / "one" / "tokenizer.json").read_bytes()
+    assert tokenizer == (base / "tokenizer.json").read_bytes()
+    (adapter / "generation_config.json").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, adapter)
+    merge_adapter(adapter, base, tmp_path / "two")
+    assert (tmp_path / "two" / "generation_config.json").is_file()
+    assert (tmp_path / "two" / "chat_template.jinja").read_text() == "not of a tokenizer"
