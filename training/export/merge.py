@@ -7,6 +7,8 @@ the base model.
 """
 
 import argparse
+import gc
+import re
 import shutil
 import sys
 from collections import Counter
@@ -22,6 +24,8 @@ from model_files.weight_headers import read_weight_headers
 from storage import durable, versioned_json
 from storage.lineage_file import LINEAGE_NAME, read_lineage_file
 from storage.scratch import build_in_scratch
+from system.machine_faults import is_out_of_space
+from system.process_limits import end_with_parent, limit_memory, offer_for_killing
 from system.threads import lower_process_priority
 from training.base_model import find_revision, load_config
 from training.checkpoint.reference_logits import Probe
@@ -38,12 +42,20 @@ from training.export.verification import (
     check_model,
     move_aside,
 )
+from training.preflight.merge_needs import (
+    NO_DISK_STATUS,
+    NO_MEMORY_STATUS,
+    estimate_merge_memory,
+)
 from training.task import Objective, open_default_objective
 
 _TOKENIZER_FILES = (
     *(TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
 _GENERATION_NAME = "generation_config.json"
+_NO_MEMORY = re.compile("can't allocate memory|not enough memory|[Cc]annot allocate memory")
+_MAPPED_COPIES = 4  # the base twice, the result twice
+_MORE_ADDRESSES = 4 << 30  # libraries that are loaded later, threads
 _DTYPES = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -89,6 +101,7 @@ def merge_adapter(
             shard_bytes=DEFAULT_SHARD_BYTES,
         )
         del model, adapted
+        gc.collect()  # its modules refer to each other
         _copy_inputs(adapter, building)
         if add_files:
             add_files(building)
@@ -178,22 +191,58 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("adapter", type=Path, help="folder of an adapter in PEFT's layout")
     parser.add_argument("base", type=Path, help="folder of its base model")
     parser.add_argument("output", type=Path, help="new folder for the model")
+    parser.add_argument("--parent", type=int, help="end when this process, the parent, does")
+    parser.add_argument("--discard-rejected", action="store_true", help="keep no rejected model")
     options = parser.parse_args(arguments)
+    if options.parent is not None:
+        end_with_parent(options.parent)
     lower_process_priority()  # a server that merges keeps serving
+    offer_for_killing()
     try:
+        _limit_memory(options.adapter, options.base)
         verification = merge_adapter(
             options.adapter,
             options.base,
             options.output.resolve(),
             partial(_write_origin, options.adapter),
+            keeps_rejected=not options.discard_rejected,
         )
-    except (RuntimeError, ValueError, OSError) as exc:
-        print(f"failed: {' '.join(str(exc).split())}", file=sys.stderr)  # noqa: T201 - see above
-        return 1
+    except (RuntimeError, ValueError, OSError, MemoryError) as exc:
+        print(f"failed: {_describe(exc, options)}", file=sys.stderr)  # noqa: T201 - see above
+        return _find_status(exc)
     for check in verification.checks:
         print(f"{check.name}: {check.detail}", file=sys.stderr)  # noqa: T201
     print(options.output)  # noqa: T201 - the result, for a shell to take
     return 0
+
+
+def _limit_memory(adapter: Path, base: Path) -> None:
+    """Limit this process to what a merge may need, and to the files that it maps."""
+    size_bytes = sum(header.size_bytes for header in read_weight_headers(base).values())
+    needed = estimate_merge_memory(adapter, base)
+    limit_memory(_MAPPED_COPIES * size_bytes, needed + _MORE_ADDRESSES)
+
+
+def _describe(exc: BaseException, options: argparse.Namespace) -> str:
+    """Describe a failure in one line, without the paths of the folders."""
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    if isinstance(exc, OSError) and exc.strerror:
+        where = f": {Path(str(exc.filename)).name!r}" if exc.filename else ""
+        text = f"{exc.strerror}{where}"
+    for path in (options.output.resolve(), options.adapter, options.base):
+        if path.is_absolute():
+            text = text.replace(f"{path.parent}/", "")
+    return text
+
+
+def _find_status(exc: BaseException) -> int:
+    """Return the exit status for a failure, which says what ran out."""
+    if isinstance(exc, MemoryError) or _NO_MEMORY.search(str(exc)):
+        return NO_MEMORY_STATUS
+    causes: list[BaseException] = [exc]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
+        causes.append(cause)
+    return NO_DISK_STATUS if any(map(is_out_of_space, causes)) else 1
 
 
 def _write_origin(adapter: Path, directory: Path) -> None:

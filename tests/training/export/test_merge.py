@@ -1,7 +1,10 @@
 """An adapter merged into its base model is a complete model with the same logits."""
 
+import errno
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.peft_adapters import load_with_peft, write_adapter
 from tests.tiny_model import build_tiny_model
+from training.export import merge
 from training.export.merge import merge_adapter
 from training.export.plan import ConsolidationError
 from training.export.verification import RejectedError
@@ -130,3 +134,56 @@ def test_settings_of_generation_and_tokenizer_are_taken_separately(
     merge_adapter(adapter, base, tmp_path / "two")
     assert (tmp_path / "two" / "generation_config.json").is_file()
     assert (tmp_path / "two" / "chat_template.jinja").read_text() == "not of a tokenizer"
+
+
+@pytest.fixture
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the command line from limiting the process of the test."""
+    for name in ("_limit_memory", "offer_for_killing", "lower_process_priority"):
+        monkeypatch.setattr(merge, name, lambda *_: None)
+
+
+@pytest.mark.usefixtures("unlimited")
+@pytest.mark.parametrize(
+    ("fault", "status", "told"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left", "/x/y"),
+            4,
+            "No space left: 'y'",
+        ),
+        (MemoryError(), 3, "MemoryError"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 3, "Default"),
+        (ConsolidationError("{parent}/adapter does not fit"), 1, "adapter does not fit"),
+    ],
+)
+def test_failure_has_a_status_and_names_no_folder(
+    fault: Exception,
+    status: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if isinstance(fault, ConsolidationError):
+        fault = ConsolidationError(str(fault).format(parent=tmp_path))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(merge, "merge_adapter", fail)
+    paths = [str(tmp_path / name) for name in ("adapter", "base", "out")]
+    assert merge.main(paths) == status
+    assert capsys.readouterr().err.startswith(f"failed: {told}")
+
+
+def test_process_limits_its_memory(base: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(base, tmp_path / "adapter")
+    code = (
+        "import resource, sys; from pathlib import Path; from training.export import merge;"
+        "merge._limit_memory(Path(sys.argv[1]), Path(sys.argv[2]));"
+        "print(resource.getrlimit(resource.RLIMIT_AS)[0])"
+    )
+    command = [sys.executable, "-c", code, str(adapter), str(base)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 2**32 < int(ran.stdout) < 2**36
