@@ -62,7 +62,8 @@ time.sleep(60)
 PARENT = """
 import os, subprocess, sys
 
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())], stdout=-1)
+command = [sys.executable, "-c", sys.argv[1], str(os.getpid())]
+child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 print(child.stdout.readline().decode(), flush=True)
 os.kill(os.getpid(), 9)
 """

@@ -160,6 +160,7 @@ async def test_responses_match_description(
         ("/v1/models", {}),
         ("/v1/models/{model_id}", {"model_id": "tiny"}),
         ("/v1/models/{model_id}/lineage", {"model_id": "tiny"}),
+        ("/v1/models/{model_id}/merges", {"model_id": "tiny"}),
         ("/v1/aliases", {}),
         ("/v1/aliases/{name}", {"name": "a"}),
         ("/v1/aliases/{name}/events", {"name": "a"}),
