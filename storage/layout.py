@@ -6,6 +6,7 @@
 <root>/cache/tokens/        tokenized rows of earlier runs; may be emptied at any time
 <root>/aliases.json         the model that each alias points to, and its history
 <root>/aliases.copy.json    a copy, read where aliases.json is damaged
+<root>/merges/<model-id>.json  the state or the result of a merge into this model
 <root>/handovers.jsonl      hand-over events of each generator replica
 <root>/handovers.1.jsonl    older hand-over events
 <root>/keys.json            API keys, hashed; only the owner can read it
@@ -50,7 +51,7 @@ class StorageLayout:
         folders = (self.files, self.runs, self.models)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-        ours = {*folders, self.token_cache.parent}
+        ours = {*folders, self.token_cache.parent, self.store.merges}
         is_shared = any(
             path.is_dir() and path not in ours
             for path in self.root.iterdir()
@@ -150,6 +151,16 @@ class StorePaths:
     def handovers(self) -> Path:
         """The hand-over events, a JSON Lines file."""
         return self.root / "handovers.jsonl"
+
+    @property
+    def merges(self) -> Path:
+        """The folder of the notes on merges of adapters."""
+        return self.root / "merges"
+
+    @property
+    def merge_lock(self) -> Path:
+        """Locked by the one process that begins a merge."""
+        return self.root / ".merges.lock"
 
     def handover_lock(self, machine: str) -> Path:
         """Locked by the one replica on a machine that performs a hand-over."""

@@ -40,6 +40,11 @@ class ScratchFolder:
         self.path = self._root / _CONTENT_NAME
         self.path.mkdir()
 
+    @property
+    def lock_descriptor(self) -> int:
+        """The open lock file; a process that inherits it keeps the folder from being removed."""
+        return self._lock.fileno()
+
     def remove(self) -> None:
         """Remove the folder and its content."""
         try:
@@ -57,6 +62,16 @@ def build_in_scratch(parent: Path, prefix: str) -> Iterator[Path]:
         yield scratch.path
     finally:
         scratch.remove()
+
+
+def list_scratch(parent: Path, prefix: str) -> list[str]:
+    """Return the names of the scratch folders that a process owns now."""
+    names = []
+    for root in sorted(parent.glob(f"{prefix}*")):
+        with suppress(OSError), (root / _LOCK_NAME).open("rb") as lock:
+            if not try_lock(lock, is_shared=True):
+                names.append(root.name)
+    return names
 
 
 def remove_abandoned_scratch(parent: Path, prefix: str) -> None:

@@ -1,11 +1,16 @@
-"""Resource limits for a process that handles untrusted content."""
+"""Limits of a child process: its memory and CPU time, and its end with its parent."""
 
+import ctypes
 import os
 import resource
+import signal
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 MAX_CPU_S = 60
 MAX_EXTRA_BYTES = 2 << 30
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _GRACE_S = 10  # CPU seconds left to a process that handles SIGXCPU
 
 
@@ -37,3 +42,20 @@ def limit_cpu(max_cpu_s: int = MAX_CPU_S) -> None:
     if hard != resource.RLIM_INFINITY:
         limit, new_hard = min(limit, hard), min(new_hard, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, new_hard))
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Let the system kill this process when its parent ends, on Linux; at once if it has ended.
+
+    `parent_pid` is the process that started this one. It counts as ended with the thread that did.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def offer_for_killing() -> None:
+    """Let the system kill this process before all others if memory is short, where it allows it."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")

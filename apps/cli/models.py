@@ -97,7 +97,7 @@ def merge(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Merge an adapter into its base model: a complete model, verified by its logits."""
+    """Merge an adapter into its base model: a complete model, of which every tensor is verified."""
     with notes.status("Merging and verifying"):
         model = run_with_api(url, lambda api: api.models.merge(adapter, model_id))
     show(model.raw, as_json, lambda: f"merged {adapter} into {model.id}")

@@ -1,14 +1,18 @@
 """Requests for models and aliases."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Literal
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
-from apps.client.resources import Model, ModelAlias, read_resource, read_resources
+from apps.client.errors import RequestRefusedError
+from apps.client.resources import Model, ModelAlias, ModelMerge, read_resource, read_resources
 
 MODELS_PATH, ALIASES_PATH = "/v1/models", "/v1/aliases"
 ArchiveFormat = Literal["tar", "zip"]
+_MERGE_INTERVAL_S = 1.0
+_FORGOTTEN = ModelMerge(id="", adapter="", status="succeeded")  # the model shows whether it was
 
 
 class ModelsClient:
@@ -40,11 +44,32 @@ class ModelsClient:
         request = ApiRequest("PUT", path, query=query, content=archive, kind="transfer")
         return read_resource(Model, await self._connection.read_object(request))
 
-    async def merge(self, adapter_id: str, model_id: str) -> Model:
-        """Merge an adapter into its base model, and return the new model once it is verified."""
+    async def begin_merge(self, adapter_id: str, model_id: str) -> ModelMerge:
+        """Start merging an adapter into its base model, a new model."""
         path = join_path(MODELS_PATH, adapter_id, "merge")
-        request = ApiRequest("POST", path, json={"model": model_id}, kind="transfer")
-        return read_resource(Model, await self._connection.read_object(request))
+        request = ApiRequest("POST", path, json={"model": model_id})
+        return read_resource(ModelMerge, await self._connection.read_object(request))
+
+    async def list_merges(self, adapter_id: str) -> list[ModelMerge]:
+        """List the merges of an adapter, newest first."""
+        path = join_path(MODELS_PATH, adapter_id, "merges")
+        return read_resources(ModelMerge, await self._connection.read_entries(path))
+
+    async def merge(self, adapter_id: str, model_id: str) -> Model:
+        """Merge an adapter into its base model, and return the new model once it is verified.
+
+        Waits as long as the server merges. Raises `RequestRefusedError` with the reason if that
+        failed.
+        """
+        merge = await self.begin_merge(adapter_id, model_id)
+        adapter = merge.adapter  # an alias may move meanwhile
+        while merge.is_running:
+            await asyncio.sleep(_MERGE_INTERVAL_S)
+            found = await self._connection.retry_when_available(lambda: self.list_merges(adapter))
+            merge = next((one for one in found if one.id == model_id), _FORGOTTEN)
+        if (error := merge.error) is not None:
+            raise RequestRefusedError(error.status, merge.status, error.message, error.code)
+        return await self.get(model_id)
 
     async def delete(self, model_id: str) -> Mapping[str, object]:
         """Delete a model that is not in use; return the response."""

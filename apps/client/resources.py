@@ -98,6 +98,28 @@ class Model(Resource):
     base_model: str | None = None
 
 
+class MergeProblem(Resource):
+    """Why a merge failed, as the error of a request with this status."""
+
+    status: int = 500
+    message: str = ""
+    code: str | None = None
+
+
+class ModelMerge(Resource):
+    """A merge of an adapter into the new model `id`, in progress or ended."""
+
+    id: str
+    adapter: str
+    status: str
+    error: MergeProblem | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.status == "merging"
+
+
 class ModelAlias(Resource):
     """A name that points to a model."""
 

@@ -16,11 +16,10 @@ class Merge(NamedTuple):
 
 
 class AdapterMerger:
-    """Merges adapters and shows which merges are in progress, to all visitors of the page."""
+    """Merges adapters and shows which merges are in progress, as the server reports it."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._running: set[str] = set()
 
     async def find(self, job: Job) -> Merge | None:
         """Return the merge of a run's result; None if the result is not an adapter.
@@ -30,7 +29,7 @@ class AdapterMerger:
         model_id = _name_merged(job)
         if model_id is None:
             return None
-        if model_id in self._running:
+        if await self._is_running(job, model_id):
             return Merge(model_id, is_running=True)
         try:
             await self._client.models.get(model_id)
@@ -44,13 +43,18 @@ class AdapterMerger:
         """Merge the adapter of a run, unless that is in progress; raises `ApiClientError`."""
         job = await self._client.jobs.get(run_id)
         model_id = _name_merged(job)
-        if model_id is None or model_id in self._running:
+        if model_id is None or await self._is_running(job, model_id):
             return
-        self._running.add(model_id)
+        await self._client.models.merge(job.fine_tuned_model or "", model_id)
+
+    async def _is_running(self, job: Job, model_id: str) -> bool:
         try:
-            await self._client.models.merge(job.fine_tuned_model or "", model_id)
-        finally:
-            self._running.remove(model_id)
+            merges = await self._client.models.list_merges(job.fine_tuned_model or "")
+        except RequestRefusedError as exc:
+            if exc.status != 404:  # the adapter was deleted
+                raise
+            return False
+        return any(merge.is_running and merge.id == model_id for merge in merges)
 
 
 def _name_merged(job: Job) -> str | None:

@@ -9,6 +9,8 @@ from storage.scratch import remove_abandoned_scratch
 
 ADDED_PREFIX = ".added-"
 """Prefix of a copy that is not a model yet."""
+MERGE_PREFIX = ".merge-"
+"""Prefix of the folder in which an adapter is merged; the new model's id follows."""
 DELETED_PREFIX = ".deleted"
 """Prefix of a deleted model that is being removed."""
 
@@ -19,7 +21,7 @@ def clean_up_models(layout: StorageLayout) -> None:
     Writes the copy of the aliases if it does not exist.
     """
     remove_deleted(layout.models)
-    for prefix in (ADDED_PREFIX, UPLOAD_PREFIX):
+    for prefix in (ADDED_PREFIX, MERGE_PREFIX, UPLOAD_PREFIX):
         remove_abandoned_scratch(layout.models, prefix)
     AliasBook(layout.store.aliases).ensure_copy()
 

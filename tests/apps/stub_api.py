@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.client.client import ApiClient
+from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
 
 Result = TypeVar("Result")
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -41,6 +42,8 @@ class StubApi:
         self.holds: list[threading.Event] = []  # events that the next model lists wait for
         self.closed_streams = 0
         self.merged: list[str] = []  # the models that adapters were merged into
+        self.merges: list[dict[str, Any]] = []  # newest first
+        self.are_merges_held = False  # while set, merges do not end
         self.merge_fault = ""  # the error of every merge
         self.permissions = ["files.write"]
 
@@ -257,14 +260,26 @@ def _add_merges(app: FastAPI, stub: StubApi) -> None:
             return refuse(404, f"no model has the id {model_id!r}")
         return {"id": model_id, "object": "model"}
 
-    @app.post("/v1/models/{model_id}/merge")
+    @app.post("/v1/models/{model_id}/merge", status_code=202)
     def merge_model(model_id: str, body: dict[str, str]) -> Any:
-        if stub.merge_fault:
-            return refuse(409, stub.merge_fault)
-        if stub.holds:
-            assert stub.holds.pop(0).wait(HOLD_TIMEOUT_S), "the merge was not released in time"
-        stub.merged.append(body["model"])
-        return {"id": body["model"], "object": "model", "adapter": model_id}
+        stub.merges.insert(0, _describe_merge(model_id, body["model"], "merging"))
+        return stub.merges[0]
+
+    @app.get("/v1/models/{model_id}/merges")
+    def list_merges(model_id: str) -> Any:
+        found = [merge for merge in stub.merges if merge["adapter"] == model_id]
+        for merge in found:
+            if merge["status"] == "merging" and not stub.are_merges_held:
+                error = {"status": 409, "message": stub.merge_fault, "code": "merge_failed"}
+                merge["status"] = "failed" if stub.merge_fault else "succeeded"
+                merge["error"] = error if stub.merge_fault else None
+                stub.merged += [] if stub.merge_fault else [merge["id"]]
+        return {"object": "list", "data": found}
+
+
+def _describe_merge(adapter: str, model_id: str, status: str) -> dict[str, Any]:
+    merge = {"id": model_id, "object": "model.merge", "adapter": adapter, "created": 1}
+    return {**merge, "status": status, "error": None}
 
 
 def _add_chat(app: FastAPI, stub: StubApi) -> None:
@@ -345,11 +360,15 @@ class LocalServer(uvicorn.Server):
         self._thread.join(20)
 
 
-def ask(api: StubApi, call: Callable[[ApiClient], Awaitable[Result]]) -> Result:
+def ask(
+    api: StubApi,
+    call: Callable[[ApiClient], Awaitable[Result]],
+    timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
+) -> Result:
     """Run a call of the page's client and return its result."""
 
     async def run() -> Result:
-        async with ApiClient(api.url) as client:
+        async with ApiClient(api.url, timeouts=timeouts) as client:
             return await call(client)
 
     return asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -93,5 +94,13 @@ def test_adapter_is_trained_served_beside_its_base_and_merged(
     assert adapter in refused.json()["error"]["message"]
 
     merged = http.post(f"/v1/models/{adapter}/merge", json={"model": f"{adapter}-merged"})
-    assert (merged.status_code, merged.json()["kind"]) == (200, "model"), merged.text
+    assert (merged.status_code, merged.json()["status"]) == (202, "merging"), merged.text
+
+    def read_merge() -> dict[str, Any]:
+        merge: dict[str, Any] = http.get(f"/v1/models/{adapter}/merges").json()["data"][0]
+        return merge
+
+    wait_until(lambda: read_merge()["status"] != "merging", 300, "the adapter is merged")
+    assert read_merge()["status"] == "succeeded", read_merge()
+    assert http.get(f"/v1/models/{adapter}-merged").json()["kind"] == "model"
     assert [complete_chat(client, f"{adapter}-merged", one) for one in questions] == answers[::2]

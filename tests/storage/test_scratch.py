@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.scratch import ScratchFolder, build_in_scratch
+from storage.scratch import ScratchFolder, build_in_scratch, list_scratch
+from tests.waiting import wait_until
 
 
 def test_what_is_built_stays_once_it_is_renamed_away(tmp_path: Path) -> None:
@@ -69,3 +70,34 @@ def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         scratch.remove()
     (left,) = tmp_path.iterdir()
     assert (left / ".lock").is_file()
+
+
+def test_folder_stays_while_a_process_that_inherited_its_lock_works(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys; from pathlib import Path;"
+        "from storage.scratch import ScratchFolder;"
+        "scratch = ScratchFolder(Path(sys.argv[1]), '.a-');"
+        "child = subprocess.Popen(['sleep', '60'], pass_fds=(scratch.lock_descriptor,));"
+        "print(child.pid, flush=True); os._exit(1)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+    ScratchFolder(tmp_path, ".a-").remove()
+    assert len(list_scratch(tmp_path, ".a-")) == 1
+    os.kill(child, 9)
+    wait_until(lambda: not list_scratch(tmp_path, ".a-"), 10, "its lock is released")
+    ScratchFolder(tmp_path, ".a-").remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_folders_that_a_process_owns_are_listed(tmp_path: Path) -> None:
+    (tmp_path / ".a-left").mkdir()
+    (tmp_path / ".a-left" / ".lock").touch()
+    (tmp_path / ".a-none").mkdir()
+    owned = ScratchFolder(tmp_path, ".b-")
+    assert list_scratch(tmp_path, ".a-") == []
+    assert list_scratch(tmp_path, ".b-") == [owned.path.parent.name]
+    owned.remove()
+    assert list_scratch(tmp_path, ".b-") == []

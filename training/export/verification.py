@@ -67,7 +67,9 @@ def check_values(non_finite: list[str], unexpected_zeros: list[str], num_tensors
     if non_finite:
         faults.append(f"values that are not finite in {_list(non_finite)}")
     if unexpected_zeros:
-        faults.append(f"nothing but zeros in {_list(unexpected_zeros)}, which had more in training")
+        faults.append(
+            f"nothing but zeros in {_list(unexpected_zeros)}, which had other values before"
+        )
     detail = "; ".join(faults) or f"all values of {num_tensors} tensors are finite"
     return Check(name="values", passed=not faults, detail=detail)
 
@@ -77,11 +79,13 @@ def check_model(
     probe: Probe | None,
     trained_in: torch.dtype | None,
     model_class: str = "AutoModelForCausalLM",
+    reference: str = "those in training",
 ) -> list[Check]:
-    """Load a model directory with transformers, and compare its logits with those in training.
+    """Load a model directory with transformers, and compare its logits with those of `probe`.
 
     Its weights count as rounded unless they have the dtype `trained_in`; None: they are in any
-    case. `model_class` is the class of transformers that loads it.
+    case. `model_class` is the class of transformers that loads it, `reference` says what has the
+    logits of `probe`.
     """
     import transformers
 
@@ -103,11 +107,14 @@ def check_model(
     loads = Check(name="loads", passed=not faults, detail=detail)
     if faults:
         return [loads]
-    return [loads, check_logits(model.eval(), probe, is_rounded=model.dtype != trained_in)]
+    is_rounded = model.dtype != trained_in
+    return [loads, check_logits(model.eval(), probe, is_rounded=is_rounded, reference=reference)]
 
 
-def check_logits(model: Any, probe: Probe | None, *, is_rounded: bool) -> Check:
-    """Compare the logits of a model with those in training.
+def check_logits(
+    model: Any, probe: Probe | None, *, is_rounded: bool, reference: str = "those in training"
+) -> Check:
+    """Compare the logits of a model with those of `probe`, which `reference` names.
 
     `is_rounded` tells whether its weights were rounded to another dtype since.
     """
@@ -119,12 +126,12 @@ def check_logits(model: Any, probe: Probe | None, *, is_rounded: bool) -> Check:
     if found.dim() > probe.logits.dim():
         found = found[0]
     if found.shape != probe.logits.shape:
-        detail = f"logits {tuple(found.shape)}, in training {tuple(probe.logits.shape)}"
+        detail = f"logits {tuple(found.shape)}, {reference} are {tuple(probe.logits.shape)}"
         return Check(name="logits", passed=False, detail=detail)
     difference = float((found - probe.logits).norm() / probe.logits.norm())
     tolerances = _ROUNDED_TOLERANCES if is_rounded else _TOLERANCES
     allowed = tolerances[model.dtype]
-    detail = f"logits differ from those in training by {difference:.2g} of their norm"
+    detail = f"logits differ from {reference} by {difference:.2g} of their norm"
     is_close = difference <= allowed  # false for NaN too
     return Check(name="logits", passed=is_close, detail=f"{detail}, {allowed:g} allowed")
 
@@ -136,10 +143,16 @@ def _list(names: list[str]) -> str:
 
 def reject_model(building: Path, output: Path, verification: Verification) -> RejectedError:
     """Move a model that failed beside `output`, and replace a previously rejected one."""
-    aside = output.with_name(f"{output.name}{REJECTED_SUFFIX}")
-    shutil.rmtree(aside, ignore_errors=True)
-    building.rename(aside)
+    aside = move_aside(building, output)
     return RejectedError(
         f"the consolidated model is not what was trained: {verification.describe_faults()}. It was "
         f"moved to {aside.name!r}, with {REPORT_NAME}"
     )
+
+
+def move_aside(building: Path, output: Path) -> Path:
+    """Move a model that failed beside `output`, in place of an earlier one; return its folder."""
+    aside = output.with_name(f"{output.name}{REJECTED_SUFFIX}")
+    shutil.rmtree(aside, ignore_errors=True)
+    building.rename(aside)
+    return aside

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from apps.errors import ApiError, not_found
+from apps.fine_tuning.index.merge_notes import list_merging
 from apps.fine_tuning.index.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
 from serving.errors import ModelInUseError
 from serving.store.lineage import Lineage
@@ -88,7 +89,9 @@ def check_new_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> Non
 
 
 def check_unreserved(layout: StorageLayout, runs: RunIndex, name: str) -> None:
-    """Raise `ApiError` 409 for a name that a run or an export will give to its model."""
+    """Raise `ApiError` 409 for a name that a run, an export or a merge will give to its model."""
+    if name in list_merging(layout):
+        raise ApiError(409, f"{name!r} is being made by a merge of an adapter", param="model")
     for run, model_id in list_exports(layout):
         if model_id == name:
             raise ApiError(409, f"{name!r} is being published by job {run.path.name!r}")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from apps.fine_tuning.job_requests import FineTuneRequest
-from apps.http_api.openapi import response_schemas, text_schemas
+from apps.http_api.openapi import model_schemas, response_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication
 from apps.http_api.routes.models import Merging
@@ -76,23 +76,24 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("get", f"{_JOB}/metrics"): _json(response_schemas.JobMetrics),
     ("get", f"{_JOB}/evaluations"): _json(response_schemas.JobEvaluations),
     ("get", f"{_JOB}/logs"): {"text/plain": {"type": "string"}},
-    ("get", "/v1/models"): _json(response_schemas.ModelList),
-    ("get", "/v1/models/{model_id}"): _json(response_schemas.Model),
-    ("put", "/v1/models/{model_id}"): _json(response_schemas.Model),
+    ("get", "/v1/models"): _json(model_schemas.ModelList),
+    ("get", "/v1/models/{model_id}"): _json(model_schemas.Model),
+    ("put", "/v1/models/{model_id}"): _json(model_schemas.Model),
     ("delete", "/v1/models/{model_id}"): _json(response_schemas.Deletion),
     ("get", "/v1/models/{model_id}/lineage"): _json(Lineage),
-    ("post", "/v1/models/{model_id}/verify"): _json(response_schemas.ModelVerification),
-    ("post", "/v1/models/{model_id}/merge"): _json(response_schemas.Model),
+    ("post", "/v1/models/{model_id}/verify"): _json(model_schemas.ModelVerification),
+    ("post", "/v1/models/{model_id}/merge"): _json(model_schemas.ModelMerge),
+    ("get", "/v1/models/{model_id}/merges"): _json(model_schemas.ModelMergeList),
     ("get", "/v1/models/{model_id}/archive"): {
         "application/x-tar": _BINARY,
         "application/zip": _BINARY,
     },
-    ("get", "/v1/aliases"): _json(response_schemas.AliasList),
-    ("get", "/v1/aliases/{name}"): _json(response_schemas.ModelAlias),
-    ("put", "/v1/aliases/{name}"): _json(response_schemas.ModelAlias),
+    ("get", "/v1/aliases"): _json(model_schemas.AliasList),
+    ("get", "/v1/aliases/{name}"): _json(model_schemas.ModelAlias),
+    ("put", "/v1/aliases/{name}"): _json(model_schemas.ModelAlias),
     ("delete", "/v1/aliases/{name}"): _json(response_schemas.Deletion),
-    ("get", "/v1/aliases/{name}/events"): _json(response_schemas.AliasEventList),
-    ("post", "/v1/aliases/{name}/rollback"): _json(response_schemas.ModelAlias),
+    ("get", "/v1/aliases/{name}/events"): _json(model_schemas.AliasEventList),
+    ("post", "/v1/aliases/{name}/rollback"): _json(model_schemas.ModelAlias),
     ("post", "/v1/classify"): _json(text_schemas.ClassificationList),
     ("post", "/v1/embeddings"): _json(text_schemas.EmbeddingList),
     ("post", "/v1/chat/completions"): {

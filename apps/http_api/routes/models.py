@@ -11,6 +11,7 @@ from apps.access.exchange import record_creation
 from apps.access.roles import Permission, requires
 from apps.bundled import DEMONSTRATION_MODEL
 from apps.errors import ApiError
+from apps.fine_tuning.index.merge_notes import MergeNote, read_merges
 from apps.fine_tuning.index.run_lookup import (
     check_new_model,
     delete_unneeded_model,
@@ -20,7 +21,7 @@ from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.dependencies import Services
 from apps.http_api.json_body import JsonBody
 from apps.http_api.model_import import IncomingModel
-from apps.http_api.model_merge import check_merge, merge_stored_adapter
+from apps.http_api.model_merge import begin_merge
 from apps.http_api.routes import ServicesOf, describe_body
 from serving.errors import ModelNotFoundError
 from serving.openai.protocol import MAX_MODEL_CHARACTERS, RequestPart, parse_part
@@ -35,7 +36,6 @@ from system.threads import DedicatedThread
 router = APIRouter(prefix="/v1/models")
 
 _IMPORTS = DedicatedThread("import-model")
-_MERGES = DedicatedThread("merge-model")
 _VERIFICATIONS = DedicatedThread("verify-model")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE = {
@@ -132,22 +132,24 @@ class Merging(RequestPart):
     )
 
 
-@router.post("/{model_id}/merge", openapi_extra=describe_body(Merging))
+@router.post("/{model_id}/merge", status_code=202, openapi_extra=describe_body(Merging))
 @requires(Permission.WRITE_JOBS)
 async def merge_model(services: ServicesOf, model_id: str, body: JsonBody) -> Mapping[str, object]:
-    """Merge an adapter into its base model: a complete model, published once it is verified."""
+    """Start merging an adapter into its base model: a complete model, published once verified."""
     new_id = parse_part(Merging, body.value).model
     adapter = await asyncio.to_thread(services.models.resolve, model_id)
-    base = await asyncio.to_thread(check_merge, services, adapter, new_id)
     record_creation(new_id)
-    try:
-        # The merge is completed even if the client disconnects.
-        model = await asyncio.shield(
-            _MERGES.run(merge_stored_adapter, services.layout, adapter, base, new_id)
-        )
-    except FileExistsError as exc:
-        raise ApiError(409, str(exc), param="model") from None
-    return await asyncio.to_thread(describe_model, services, model)
+    note = await asyncio.to_thread(begin_merge, services, adapter, new_id)
+    return _describe_merge(note)
+
+
+@router.get("/{model_id}/merges")
+@requires(Permission.READ_MODELS)
+def list_merges(services: ServicesOf, model_id: str) -> Mapping[str, object]:
+    """List the merges of an adapter, newest first: those in progress, and how others ended."""
+    adapter = services.models.resolve(model_id)
+    notes = read_merges(services.layout, adapter.id)
+    return {"object": "list", "data": [_describe_merge(note) for note in notes]}
 
 
 @router.get("/{model_id}/archive")
@@ -197,6 +199,10 @@ class ModelObject(TypedDict):
     checkpoint_step: int | None
     kind: Literal["model", "adapter"]
     base_model: NotRequired[str]
+
+
+def _describe_merge(note: MergeNote) -> Mapping[str, object]:
+    return {"object": "model.merge", **note.model_dump(mode="json"), "created": int(note.created)}
 
 
 def _find_base(services: Services, name: str | None) -> str | None:

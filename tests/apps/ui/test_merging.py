@@ -1,11 +1,12 @@
 """The adapter of a run is merged from the page, once, and its result is linked."""
 
 import asyncio
-import threading
 
 import pytest
 
+from apps.client import models as client_of_models
 from apps.client.client import ApiClient
+from apps.client.connection import ClientTimeouts
 from apps.client.errors import RequestRefusedError
 from apps.ui import runs
 from apps.ui.merging import AdapterMerger, Merge
@@ -37,22 +38,22 @@ def test_only_the_result_of_an_adapter_can_be_merged(api: StubApi) -> None:
 
 def test_merge_is_shown_until_it_ends_and_runs_once(api: StubApi) -> None:
     api.add_job("ftjob-1", "succeeded", fine_tuned_model="a", training=ADAPTER)
-    release = threading.Event()
-    api.holds.append(release)
+    api.are_merges_held = True
 
     async def merge(client: ApiClient) -> list[Merge | None]:
         merger = AdapterMerger(client)
         job = await client.jobs.get("ftjob-1")
         task = asyncio.create_task(merger.merge("ftjob-1"))
-        await wait_for(lambda: not api.holds, 20, "the merge has begun")
-        found = [await merger.find(job)]
-        await merger.merge("ftjob-1")
-        release.set()
+        await wait_for(lambda: api.merges, 20, "the merge has begun")
+        # Also after a restart of the page: the server knows it.
+        found = [await merger.find(job), await AdapterMerger(client).find(job)]
+        await AdapterMerger(client).merge("ftjob-1")
+        api.are_merges_held = False
         await task
         return [*found, await merger.find(job)]
 
-    running, ended = ask(api, merge)
-    assert running == Merge("a-merged", is_running=True)
+    *running, ended = ask(api, merge)
+    assert running == [Merge("a-merged", is_running=True)] * 2
     assert ended == Merge("a-merged", exists=True)
     assert api.merged == ["a-merged"]
     view = _view(api, "ftjob-1")
@@ -71,3 +72,20 @@ def test_failed_merge_can_be_tried_again(api: StubApi) -> None:
         return await merger.find(job)
 
     assert ask(api, merge) == Merge("a-merged")
+
+
+def test_merge_that_takes_long_is_waited_for(api: StubApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.add_job("ftjob-1", "succeeded", fine_tuned_model="a", training=ADAPTER)
+    api.are_merges_held = True
+    monkeypatch.setattr(client_of_models, "_MERGE_INTERVAL_S", 0.01)
+
+    async def merge(client: ApiClient) -> Merge | None:
+        task = asyncio.create_task(AdapterMerger(client).merge("ftjob-1"))
+        await asyncio.sleep(1)  # longer than the client waits for one response
+        assert not task.done()
+        api.are_merges_held = False
+        await task
+        return await AdapterMerger(client).find(await client.jobs.get("ftjob-1"))
+
+    impatient = ClientTimeouts(request_s=0.5, transfer_s=0.5)
+    assert ask(api, merge, timeouts=impatient) == Merge("a-merged", exists=True)

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import re
 import tarfile
 import threading
 import zipfile
@@ -552,63 +551,3 @@ async def test_implicit_folders_of_archive_count_toward_entry_limit(
                 tar.addfile(tarfile.TarInfo(name))
     message = await read_message(await put(client, "a", buffer.getvalue()), 400)
     assert "more than 100 files and folders" in message
-
-
-async def test_adapter_is_merged_into_a_complete_model(
-    services: Services, client: httpx.AsyncClient, tiny_model: Path, tmp_path: Path
-) -> None:
-    adapter = write_adapter(tiny_model, tmp_path / "adapter")
-    services.models.add(adapter, "adapted", base_id="tiny")
-    answer = await client.post("/v1/models/adapted/merge", json={"model": "merged"})
-    assert answer.status_code == 200, answer.text
-    merged = services.models.get("merged")
-    assert not merged.is_adapter
-    assert json.loads((merged.path / "verification.json").read_text())["passed"]
-    lineage = (await client.get("/v1/models/merged/lineage")).json()
-    assert lineage["base_model"] == "tiny"
-    assert lineage["merged_adapter"]["id"] == "adapted"
-    assert list(services.layout.models.glob(".added*")) == []
-
-
-@pytest.mark.parametrize(
-    ("adapter_id", "model_id", "status", "told"),
-    [
-        ("tiny", "merged", 400, "^'tiny' is a complete model; only an adapter can be merged$"),
-        ("nope", "merged", 404, "^no model or alias is called 'nope'"),
-        ("adapted", "tiny", 409, "^'tiny' is published already"),
-        ("adapted", "../x", 400, "x"),
-        ("adapted", "", 400, "model"),
-    ],
-)
-async def test_merges_that_cannot_be_made_are_refused(
-    services: Services,
-    client: httpx.AsyncClient,
-    tiny_model: Path,
-    tmp_path: Path,
-    adapter_id: str,
-    model_id: str,
-    status: int,
-    told: str,
-) -> None:
-    services.models.add(write_adapter(tiny_model, tmp_path / "a"), "adapted", base_id="tiny")
-    answer = await client.post(f"/v1/models/{adapter_id}/merge", json={"model": model_id})
-    assert answer.status_code == status
-    assert re.search(told, answer.json()["error"]["message"])
-    assert len(services.models.list_models()) == 2
-
-
-async def test_failed_merge_names_the_reason_and_publishes_nothing(
-    services: Services,
-    client: httpx.AsyncClient,
-    tiny_model: Path,
-    tmp_path: Path,
-) -> None:
-    services.models.add(write_adapter(tiny_model, tmp_path / "a"), "adapted", base_id="tiny")
-    path = services.models.get("adapted").path / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
-    answer = await client.post("/v1/models/adapted/merge", json={"model": "merged"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "merge_failed")
-    message = answer.json()["error"]["message"]
-    assert message.startswith("adapter 'adapted' was not merged: ")
-    assert str(services.layout.root) not in message
-    assert services.models.find("merged") is None

@@ -1,0 +1,115 @@
+"""Schemas in `/openapi.json` of models, of their merges, and of aliases."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Model(_Answer):
+    """A model of the store."""
+
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="Unix seconds.")
+    owned_by: str
+    aliases: list[str]
+    task: str = Field(
+        description="What it does: 'causal_lm' generates text, 'sequence_classification' and "
+        "'image_classification' classify, 'embedding' makes vectors of texts."
+    )
+    base: bool
+    demonstration: bool
+    run_id: str | None
+    checkpoint_step: int | None
+    kind: Literal["model", "adapter"] = Field(
+        description="'adapter' for weights that are added to those of `base_model`."
+    )
+    base_model: str | None = Field(None, description="Id of an adapter's base model.")
+
+
+class ModelList(_Answer):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class MergeError(_Answer):
+    """Why a merge failed: `message` and `code` of an error with this status."""
+
+    status: int
+    message: str
+    code: str | None
+
+
+class ModelMerge(_Answer):
+    """A merge of an adapter into the new model `id`."""
+
+    id: str
+    object: Literal["model.merge"]
+    adapter: str
+    created: int = Field(description="Unix seconds.")
+    status: Literal["merging", "succeeded", "failed"]
+    error: MergeError | None
+
+
+class ModelMergeList(_Answer):
+    """The merges of an adapter, newest first."""
+
+    object: Literal["list"]
+    data: list[ModelMerge]
+
+
+class ModelVerification(_Answer):
+    """All files of a model are as they were published."""
+
+    id: str
+    object: Literal["model.verification"]
+    verified: Literal[True]
+
+
+class AliasMove(_Answer):
+    """A move of an alias; `model` is null if the alias was removed."""
+
+    model: str | None
+    at: int = Field(description="Unix seconds.")
+    rollback: bool
+
+
+class ModelAlias(_Answer):
+    """A name that points to a model."""
+
+    id: str
+    object: Literal["alias"]
+    model: str
+    history: list[AliasMove]
+
+
+class AliasList(_Answer):
+    """All aliases."""
+
+    object: Literal["list"]
+    data: list[ModelAlias]
+
+
+class AliasEvent(_Answer):
+    """What one replica of the generator did when an alias moved."""
+
+    object: Literal["alias.event"]
+    alias: str
+    outcome: str
+    model: str
+    before: str | None
+    message: str
+    at: int = Field(description="Unix seconds.")
+
+
+class AliasEventList(_Answer):
+    """The events of an alias."""
+
+    object: Literal["list"]
+    data: list[AliasEvent]
