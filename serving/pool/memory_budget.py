@@ -1,6 +1,7 @@
 """The memory that stored models need, each inspected once."""
 
 import asyncio
+from collections.abc import Callable
 
 from serving.engine.remote import inspect_in_fork
 from serving.errors import EngineDeadError, EngineLostError, InvalidRequestError
@@ -12,11 +13,28 @@ from serving.store.stored_model import StoredModel
 class MemoryEstimates:
     """Estimates of the memory of models, compared with a budget of `max_bytes`."""
 
-    def __init__(self, settings: EngineSettings, max_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        max_bytes: int,
+        find_base: Callable[[StoredModel], StoredModel],
+    ) -> None:
         self._settings = settings
         self._max_bytes = max_bytes
+        self._find_base = find_base
         # Bytes by id and edition, or the error why the model cannot be loaded.
         self._found: dict[tuple[str, tuple[int, int]], int | EngineDeadError] = {}
+
+    async def list_needed(self, model: StoredModel) -> list[tuple[StoredModel, int]]:
+        """Return what must be in memory for a model, with the bytes: an adapter's base first.
+
+        Raises the errors of `estimate`, and `EngineDeadError` for an adapter without its base.
+        """
+        if not model.is_adapter:
+            return [(model, await self.estimate(model))]
+        base = await asyncio.to_thread(self._find_base, model)
+        size_bytes = await self.estimate(model, base)
+        return [(base, self.get(base)), (model, size_bytes)]
 
     async def estimate(self, model: StoredModel, base: StoredModel | None = None) -> int:
         """Return the bytes that a model needs; for an adapter, in addition to its `base`.

@@ -52,11 +52,10 @@ class ModelPool:
         find_base: Callable[[StoredModel], StoredModel],
     ) -> None:
         self._settings = settings
-        self._find_base = find_base
         self._loaded = LoadedModels()
         self._loading: dict[str, Loading] = {}
         self._eviction = Eviction(self._loaded, self._loading, max_loaded, max_bytes)
-        self._estimates = MemoryEstimates(settings, max_bytes)
+        self._estimates = MemoryEstimates(settings, max_bytes, find_base)
         self._draining: dict[str, _Draining] = {}
         self._is_closed = False
         fork_server.start()  # takes some seconds to be ready
@@ -131,7 +130,7 @@ class ModelPool:
         if (loaded := self._loaded.find(model)) is not None:
             return loaded
         if model.id not in self._loading:
-            needed = await self._estimate(model)
+            needed = await self._estimates.list_needed(model)
             if (loaded := self._loaded.find(model)) is not None:
                 return loaded
             self._start_loading(needed, beside=beside)
@@ -167,7 +166,7 @@ class ModelPool:
         drained = asyncio.Event()
         self._draining.update(dict.fromkeys(freed, _Draining(drained)))
         try:
-            needed = await self._estimate(new)
+            needed = await self._estimates.list_needed(new)
             for model_id in freed:  # requests of an adapter use its base, which is the last
                 await self._loaded.wait_until_idle(model_id)
             if not is_still_wanted():
@@ -218,17 +217,6 @@ class ModelPool:
         self._is_closed = True
         self._loaded.close()
 
-    async def _estimate(self, model: StoredModel) -> list[tuple[StoredModel, int]]:
-        """Return what must be in memory for a model, with the bytes: an adapter's base first.
-
-        Raises the errors of `load`, except `NoRoomError`.
-        """
-        if not model.is_adapter:
-            return [(model, await self._estimates.estimate(model))]
-        base = await asyncio.to_thread(self._find_base, model)
-        size_bytes = await self._estimates.estimate(model, base)
-        return [(base, self._estimates.get(base)), (model, size_bytes)]
-
     def _start_loading(self, needed: Sequence[tuple[StoredModel, int]], *, beside: bool) -> None:
         """Reserve the memory of what is not loaded yet, and begin to load it.
 
@@ -256,10 +244,7 @@ class ModelPool:
         started = time.monotonic()
         try:
             with model.lock_shared():
-                if model.is_adapter:
-                    engine = await self._open_adapter(model, base, beside=beside)
-                else:
-                    engine = await self._start_engine(model)
+                engine = await self._start(model, base, beside=beside)
             try:
                 await _warm_up(model, engine)
                 self._check_open()
@@ -274,28 +259,30 @@ class ModelPool:
         logger.info("loaded model %s in %.1f s", model.id, time.monotonic() - started)
         return loaded
 
-    async def _start_engine(self, model: StoredModel) -> Engine:
-        await self._loaded.wait_until_closed()
+    async def _start(self, model: StoredModel, base: StoredModel, *, beside: bool) -> Engine:
+        if model.is_adapter:
+            engine = (await self.load(base, beside=beside)).engine
+        else:
+            await self._loaded.wait_until_closed()
         await run_in_new_thread(_verify, model)
         self._check_open()
+        if model.is_adapter:
+            return await _open_adapter(engine, model, base)
         return await asyncio.to_thread(Engine.start, model.path, self._settings)
-
-    async def _open_adapter(
-        self, adapter: StoredModel, base: StoredModel, *, beside: bool
-    ) -> Engine:
-        engine = (await self.load(base, beside=beside)).engine
-        await run_in_new_thread(_verify, adapter)
-        self._check_open()
-        try:
-            return await engine.open_adapter(adapter.path, base.path)
-        except EngineDeadError as exc:
-            if engine.is_healthy():
-                raise
-            raise EngineLostError(f"the engine of its base model {base.id!r} has died") from exc
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineDeadError("the replica is shutting down")
+
+
+async def _open_adapter(engine: Engine, adapter: StoredModel, base: StoredModel) -> Engine:
+    """Open an adapter on the engine of its base; `EngineLostError` if that one has died."""
+    try:
+        return await engine.open_adapter(adapter.path, base.path)
+    except EngineDeadError as exc:
+        if engine.is_healthy():
+            raise
+        raise EngineLostError(f"the engine of its base model {base.id!r} has died") from exc
 
 
 async def _warm_up(model: StoredModel, engine: Engine) -> None:
