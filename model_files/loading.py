@@ -6,11 +6,11 @@ transformers gets values instead of the directory, so it ignores everything else
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 from transformers import (
     AutoConfig,
     GenerationConfig,
@@ -26,7 +26,7 @@ from transformers.models.auto.tokenization_auto import (
 from model_files.config_settings import clean_config, clean_generation_config
 from model_files.json_files import find_object, read_object
 from model_files.refused_keys import check_weight_files
-from model_files.tokenizer_checks import MAX_TOKENIZER_BYTES, check_tokenizer
+from model_files.tokenizer_checks import check_file_size, check_tokenizer
 from model_files.tokenizer_faults import translate_faults
 from model_files.tokenizer_patterns import FASTER_PATTERNS
 from model_files.tokenizer_settings import STANDARD_TOKENS, TOKENIZER_NAME, read_tokenizer_settings
@@ -55,11 +55,7 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
             f"{directory.name!r} has no {TOKENIZER_NAME}; convert its tokenizer: load it with "
             "transformers' AutoTokenizer and save it with save_pretrained"
         )
-    size_bytes = path.stat().st_size
-    if size_bytes > MAX_TOKENIZER_BYTES:
-        raise ValueError(
-            f"{path.name} has {size_bytes:,} bytes; expected at most {MAX_TOKENIZER_BYTES:,}"
-        )
+    check_file_size(path)
     settings = read_tokenizer_settings(directory)
     with translate_faults():
         tokenizer = PreTrainedTokenizerFast(
@@ -101,6 +97,33 @@ def load_generation_config(directory: Path) -> GenerationConfig:
         config = clean_config(read_object(directory / CONFIG_NAME))
         return GenerationConfig.from_model_config(config)
     return GenerationConfig.from_dict(clean_generation_config(settings))
+
+
+def find_class_defaults(
+    directory: Path, settings: Mapping[str, Any], named: Collection[str], tokenizer: Tokenizer
+) -> dict[str, str]:
+    """Return BOS and EOS of the tokenizer's class, except those in `named` and unknown tokens.
+
+    `settings` are those of `read_tokenizer_settings`; `tokenizer` is that of the directory.
+    """
+    missing = [name for name in _CLASS_DEFAULTS if name not in named]
+    if not missing:
+        return {}
+    model_type = str((find_object(directory / CONFIG_NAME) or {}).get("model_type"))
+    class_name = settings.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(model_type)
+    class_name = str(class_name).removesuffix("Fast")
+    if class_name not in TOKENIZER_MAPPING_NAMES.values():
+        return {}
+    found = tokenizer_class_from_name(class_name)
+    if not (inspect.isclass(found) and issubclass(found, PreTrainedTokenizerBase)):
+        return {}  # a library that the class needs is not installed
+    parameters = inspect.signature(found).parameters
+    defaults = {name: parameters[name].default for name in missing if name in parameters}
+    return {
+        name: default
+        for name, default in defaults.items()
+        if isinstance(default, str) and tokenizer.token_to_id(default) is not None
+    }
 
 
 def _list_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,22 +186,7 @@ def _add_class_defaults(
     tokenizer: PreTrainedTokenizerFast, directory: Path, settings: Mapping[str, Any]
 ) -> None:
     """Set missing BOS and EOS tokens to the defaults of the class, if the vocabulary has them."""
-    missing = [name for name in _CLASS_DEFAULTS if getattr(tokenizer, name) is None]
-    if not missing:
-        return
-    model_type = str((find_object(directory / CONFIG_NAME) or {}).get("model_type"))
-    named = settings.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(model_type)
-    name = str(named).removesuffix("Fast")
-    if name not in TOKENIZER_MAPPING_NAMES.values():
-        return
-    found = tokenizer_class_from_name(name)
-    if not (inspect.isclass(found) and issubclass(found, PreTrainedTokenizerBase)):
-        return  # a library that the class needs is not installed
-    parameters = inspect.signature(found).parameters
-    for token_name in missing:
-        default = parameters[token_name].default if token_name in parameters else None
-        if (
-            isinstance(default, str)
-            and tokenizer.backend_tokenizer.token_to_id(default) is not None
-        ):
-            tokenizer.add_special_tokens({token_name: default})
+    named = [name for name in _CLASS_DEFAULTS if getattr(tokenizer, name) is not None]
+    backend = tokenizer.backend_tokenizer
+    for name, token in find_class_defaults(directory, settings, named, backend).items():
+        tokenizer.add_special_tokens({name: token})

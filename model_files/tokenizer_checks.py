@@ -7,6 +7,7 @@ differently.
 import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers.models import Unigram
@@ -30,6 +31,15 @@ _MAX_GROWTH = 16.0
 _MAX_CHARSMAP_TEXT_BYTES = 128
 _MAX_SURROUNDING_TOKENS = 64
 _STEPS = ("normalizer", "pre_tokenizer", "decoder", "post_processor")
+
+
+def check_file_size(path: Path) -> None:
+    """Raise `ValueError` if a tokenizer.json is too large to be parsed."""
+    size_bytes = path.stat().st_size
+    if size_bytes > MAX_TOKENIZER_BYTES:
+        raise ValueError(
+            f"{path.name} has {size_bytes:,} bytes; expected at most {MAX_TOKENIZER_BYTES:,}"
+        )
 
 
 def check_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> None:

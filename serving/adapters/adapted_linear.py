@@ -156,7 +156,8 @@ class AdaptedLinear(nn.Module):
         bias = self.base.bias
         product = wide if bias is None else wide - bias
         by_row = gains_less_1[self._rows.positions]  # -1 is the last row
-        return torch.addcmul(wide, product, by_row)
+        # Not a product by 0 either: in half precision, a row without an adapter may be infinite.
+        return torch.where(by_row == 0, wide, torch.addcmul(wide, product, by_row))
 
     def _find_stack(self) -> _Stack | None:
         """Return the stacked factors of the batch's adapters; None if none changes this layer."""

@@ -87,6 +87,30 @@ def test_dora_of_other_rows_changes_nothing(dtype: torch.dtype, *, bias: bool) -
     assert not torch.equal(found[:, :2], layer(inputs)[:, :2])
 
 
+def test_dora_of_other_rows_leaves_those_of_lora_as_they_are() -> None:
+    layer = make_layer(bias=True)
+    layer.bias.data.copy_(torch.linspace(-3, 3, SIZE))
+    inputs = torch.randn(1, 6, SIZE)
+    lora, others = make_factors(seed=3), make_factors(seed=4)
+    spans = [(1, 2), (2, 2), (0, 2)]
+    dora = others._replace(magnitude=torch.rand(SIZE) + 0.5)
+    beside_lora = compute(layer, {1: others, 2: lora}, spans, inputs)
+    beside_dora = compute(layer, {1: dora, 2: lora}, spans, inputs)
+    assert torch.equal(beside_dora[:, 2:], beside_lora[:, 2:])
+    assert not torch.equal(beside_dora[:, :2], beside_lora[:, :2])
+
+
+def test_infinite_output_of_a_row_without_an_adapter_stays_infinite() -> None:
+    layer = make_layer(torch.float16)
+    layer.weight.data.fill_(100)
+    inputs = torch.ones(1, 2, SIZE, dtype=torch.float16)
+    inputs[:, 1] = 100
+    dora = make_factors(magnitude=torch.ones(SIZE))
+    found = compute(layer, {1: dora}, [(1, 1), (0, 1)], inputs)
+    assert bool(torch.isinf(found[:, 1]).all())
+    assert torch.equal(found[:, 1], layer(inputs)[:, 1])
+
+
 def test_row_of_length_zero_has_no_gain() -> None:
     layer = make_layer()
     layer.weight.data[3] = 0

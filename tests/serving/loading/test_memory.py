@@ -4,12 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from serving.loading import memory
 from serving.loading.inspection import inspect_model
-from serving.loading.memory import PROCESS_BYTES, estimate_memory, find_default_budget
+from serving.loading.loading import load_tokenizer
+from serving.loading.memory import (
+    PROCESS_BYTES,
+    estimate_adapter_memory,
+    estimate_memory,
+    find_default_budget,
+)
 from serving.settings import EngineSettings
+from tests.peft_adapters import write_adapter
 from tests.tiny_model import build_tiny_model
 
 SETTINGS = EngineSettings(num_cache_blocks=1)
@@ -53,3 +61,28 @@ def test_tokenizer_is_counted_for_both_processes(tmp_path: Path) -> None:
     with_tokenizer = found.model_copy(update={"tokenizer_bytes": 1_000_000})
     difference = estimate_memory(with_tokenizer, SETTINGS) - estimate_memory(found, SETTINGS)
     assert difference == 2_000_000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_factors_of_an_adapter_count_twice_in_the_dtype_of_its_base(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    base = build_tiny_model(tmp_path / "base", dtype=dtype)
+    adapter = write_adapter(base, tmp_path / "adapter")
+    file = adapter / "adapter_model.safetensors"
+    factors = load_file(file)
+    num_elements = sum(factor.numel() for factor in factors.values())
+    for of_file in (torch.float32, torch.bfloat16):
+        save_file({name: one.to(of_file) for name, one in factors.items()}, file)
+        assert estimate_adapter_memory(adapter, base) == 2 * num_elements * dtype.itemsize
+
+
+def test_tokenizer_of_an_adapter_counts_unless_it_is_that_of_its_base(tmp_path: Path) -> None:
+    base = build_tiny_model(tmp_path / "base")
+    adapter = write_adapter(base, tmp_path / "adapter")
+    bare = estimate_adapter_memory(adapter, base)
+    load_tokenizer(base).save_pretrained(adapter)
+    assert estimate_adapter_memory(adapter, base) == bare
+    (adapter / "tokenizer_config.json").write_text('{"eos_token": "e"}')
+    added = estimate_adapter_memory(adapter, base) - bare
+    assert added >= 20 * (adapter / "tokenizer.json").stat().st_size
