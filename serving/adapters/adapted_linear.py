@@ -6,6 +6,7 @@ adapters have, this costs less than sorting the rows by adapter, as kernels for 
 arXiv 2310.18547; S-LoRA, arXiv 2311.03285).
 """
 
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +25,13 @@ _NAMES = {"a": "lora_A", "b": "lora_B, scaled,", "gain": "lora_magnitude_vector"
 class RowAdapters:
     """The adapter of each row of the current forward pass, by the numbers of the adapters.
 
-    All layers share it. `numbers` are those of the adapters in the batch, without repetition.
+    All layers share it. `numbers` are those of the adapters that the layers stack: the ones in the
+    batch, without repetition, and few others. None if no row has an adapter.
     """
 
     def __init__(self) -> None:
         self.numbers: tuple[int, ...] = ()
+        self._stacked: tuple[int, ...] = ()
         self.positions = torch.empty(0, dtype=torch.int64)
         """Each row's index in `numbers`, -1 for none; one element if all rows have the same."""
         self._masks: dict[tuple[int, ...], torch.Tensor] = {}
@@ -38,7 +41,7 @@ class RowAdapters:
 
         The number 0 is the model itself.
         """
-        self.numbers = tuple(sorted({number for number, _ in spans} - {0}))
+        self.numbers = self._choose_numbers({number for number, _ in spans} - {0})
         self._masks = {}
         if not self.numbers:
             return
@@ -48,12 +51,23 @@ class RowAdapters:
         of_spans = torch.tensor([places[number] for number, _ in spans])
         self.positions = of_spans.repeat_interleave(torch.tensor([rows for _, rows in spans]))
 
+    def _choose_numbers(self, present: AbstractSet[int]) -> tuple[int, ...]:
+        """Choose the adapters to stack: the last ones while at least half of them are present.
+
+        Otherwise every request that ends would make each layer stack its factors again.
+        """
+        if not present:
+            return ()
+        if not present <= set(self._stacked) or len(self._stacked) > 2 * len(present):
+            self._stacked = tuple(sorted(present))
+        return self._stacked
+
     def find_others(self, ranks: tuple[int, ...]) -> torch.Tensor | None:
         """Return a mask `[rows, sum of ranks]`: true in the columns of adapters of other rows.
 
-        None if all rows have the same adapter.
+        None if all rows have the same adapter, and it is the only one.
         """
-        if len(self.positions) == 1:
+        if len(self.positions) == len(self.numbers) == 1:
             return None
         if (others := self._masks.get(ranks)) is None:
             owners = torch.arange(len(ranks)).repeat_interleave(torch.tensor(ranks))

@@ -74,6 +74,36 @@ def test_rows_whose_product_with_another_adapter_overflows_are_exact(dtype: torc
     assert bool(torch.isfinite(found[:, 0]).all())
 
 
+def test_factors_are_stacked_again_only_for_other_adapters() -> None:
+    rows = RowAdapters()
+    layer = make_layer()
+    adapted = AdaptedLinear(layer, rows)
+    factors = {number: make_factors(seed=number) for number in range(1, 6)}
+    for number, one in factors.items():
+        adapted.add(number, one)
+    inputs = torch.randn(1, 8, SIZE)
+    stacked = []
+    for spans in (
+        [(1, 2), (2, 2), (3, 2), (4, 2)],
+        [(2, 4), (0, 1), (4, 3)],  # half of them
+        [(0, 8)],
+        [(1, 3), (2, 1), (3, 4)],
+        [(3, 8)],  # a quarter
+        [(5, 4), (3, 4)],
+        [(5, 8)],
+    ):
+        rows.set(spans)
+        found = adapted(inputs)
+        start = 0
+        for number, count in spans:
+            part = inputs[:, start : start + count]
+            alone = compute(layer, factors, [(number, count)], part)
+            torch.testing.assert_close(found[:, start : start + count], alone)
+            start += count
+        stacked.append(rows.numbers)
+    assert stacked == [(1, 2, 3, 4)] * 2 + [()] + [(1, 2, 3, 4), (3,), (3, 5), (3, 5)]
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dora_of_other_rows_changes_nothing(dtype: torch.dtype, *, bias: bool) -> None:
