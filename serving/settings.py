@@ -30,6 +30,11 @@ class EngineSettings(BaseModel):
     max_queued_requests: int = Field(
         default=32, ge=0, description="Requests that may wait beyond those; more are refused."
     )
+    cuda_graphs: bool | None = Field(
+        default=None,
+        description="Whether passes on a GPU are captured and replayed as CUDA graphs; by default "
+        "they are if flash attention is installed.",
+    )
     default_max_new_tokens: int = Field(
         default=256, ge=1, description="Tokens of an answer when the request names no limit."
     )

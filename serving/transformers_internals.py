@@ -17,6 +17,7 @@ transformers documents continuous batching as one method of a model; serving nee
 `prepare_batch_tensors`           is called before each pass with its requests, in the order of rows
 `search_prefix_match`, `mark_complete_blocks`
                                   find and register pages of the cache by their tokens
+`inputs_and_outputs.graphs`       the CUDA graphs that passes were captured in, by their sizes
 `sdpa_attention_forward`          the attention that serving computes separately for each request
 `config._attn_implementation`     the name of the attention that a model uses
 """
@@ -42,6 +43,7 @@ from transformers.generation.continuous_batching.requests import (
     GenerationOutput,
 )
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
+from transformers.generation.continuous_batching.utils import CudaGraphBuffer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 __all__ = [
@@ -120,6 +122,29 @@ def call_before_pass(
         prepare(requests_in_batch=requests_in_batch, **settings)
 
     inputs.prepare_batch_tensors = handle_and_prepare
+
+
+class CudaGraphSets:
+    """CUDA graphs of passes that read different tensors, though their inputs have equal sizes.
+
+    The graphs of the model itself are kept; beside them, those of one other version. Create it
+    after `warmup` of the manager, which captures the former, and before `start`.
+    """
+
+    def __init__(self, manager: ContinuousBatchingManager) -> None:
+        self._inputs: Any = manager.batch_processor.inputs_and_outputs
+        self._own = self._inputs.graphs
+        self._others = CudaGraphBuffer()
+        self._version: int | None = None
+
+    def select(self, version: int | None) -> None:
+        """Select the graphs of a version for the next pass; None is the model itself."""
+        if version is None:
+            self._inputs.graphs = self._own
+            return
+        if version != self._version:
+            self._version, self._others = version, CudaGraphBuffer()
+        self._inputs.graphs = self._others
 
 
 def salt_shared_pages(

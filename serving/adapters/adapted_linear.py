@@ -6,7 +6,6 @@ adapters have, this costs less than sorting the rows by adapter, as kernels for 
 arXiv 2310.18547; S-LoRA, arXiv 2311.03285).
 """
 
-from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -15,65 +14,12 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from serving.adapters.adapter_file import LayerFactors
+from serving.adapters.row_adapters import RowAdapters
 from serving.cpu.packed_linear import PackedLinear
 from serving.errors import EngineDeadError
 
 ADAPTABLE = (PackedLinear, nn.Linear, Conv1D)
 _NAMES = {"a": "lora_A", "b": "lora_B, scaled,", "gain": "lora_magnitude_vector"}
-
-
-class RowAdapters:
-    """The adapter of each row of the current forward pass, by the numbers of the adapters.
-
-    All layers share it. `numbers` are those of the adapters that the layers stack: the ones in the
-    batch, without repetition, and few others. None if no row has an adapter.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: tuple[int, ...] = ()
-        self._stacked: tuple[int, ...] = ()
-        self.positions = torch.empty(0, dtype=torch.int64)
-        """Each row's index in `numbers`, -1 for none; one element if all rows have the same."""
-        self._masks: dict[tuple[int, ...], torch.Tensor] = {}
-
-    def set(self, spans: list[tuple[int, int]]) -> None:
-        """Set the rows of the next pass: pairs of an adapter's number and a count of rows.
-
-        The number 0 is the model itself.
-        """
-        self.numbers = self._choose_numbers({number for number, _ in spans} - {0})
-        self._masks = {}
-        if not self.numbers:
-            return
-        places = {number: place for place, number in enumerate(self.numbers)} | {0: -1}
-        if all(number == spans[0][0] for number, _ in spans):
-            spans = [(spans[0][0], 1)]
-        of_spans = torch.tensor([places[number] for number, _ in spans])
-        self.positions = of_spans.repeat_interleave(torch.tensor([rows for _, rows in spans]))
-
-    def _choose_numbers(self, present: AbstractSet[int]) -> tuple[int, ...]:
-        """Choose the adapters to stack: the last ones while at least half of them are present.
-
-        Otherwise every request that ends would make each layer stack its factors again.
-        """
-        if not present:
-            return ()
-        if not present <= set(self._stacked) or len(self._stacked) > 2 * len(present):
-            self._stacked = tuple(sorted(present))
-        return self._stacked
-
-    def find_others(self, ranks: tuple[int, ...]) -> torch.Tensor | None:
-        """Return a mask `[rows, sum of ranks]`: true in the columns of adapters of other rows.
-
-        None if all rows have the same adapter, and it is the only one.
-        """
-        if len(self.positions) == len(self.numbers) == 1:
-            return None
-        if (others := self._masks.get(ranks)) is None:
-            owners = torch.arange(len(ranks)).repeat_interleave(torch.tensor(ranks))
-            others = self.positions[:, None] != owners
-            self._masks[ranks] = others
-        return others
 
 
 class _Factors(NamedTuple):
@@ -125,12 +71,13 @@ class AdaptedLinear(nn.Module):
                 f"factors of {list(factors.b.shape)} and {list(factors.a.shape)} do not fit a "
                 f"layer of {num_out} × {num_in}"
             )
-        a, b = factors.a.float(), factors.b.float() * factors.scale
+        device = self.base.weight.device
+        a, b = factors.a.to(device).float(), factors.b.to(device).float() * factors.scale
         gain = None
         if factors.magnitude is not None:
             weight = _find_dense_weight(self.base)  # [out, in]
             length = torch.linalg.vector_norm(weight.float() + b @ a, dim=1)  # [out]
-            gain = factors.magnitude.float().flatten() / length
+            gain = factors.magnitude.to(device).float().flatten() / length
             gain[length == 0] = 1.0
             b = b * gain[:, None]
         dtype = self.base.weight.dtype
@@ -154,7 +101,7 @@ class AdaptedLinear(nn.Module):
         if stack is None:
             return outputs
         product = linear(inputs, stack.a)  # [..., rows, R]
-        if (others := self._rows.find_others(stack.ranks)) is not None:
+        if (others := self._rows.find_others(stack.ranks, inputs.size(-2))) is not None:
             product.masked_fill_(others, 0)  # not a product by 0, which keeps what is not finite
         sums = outputs
         if stack.gains_less_1 is not None:
@@ -169,7 +116,7 @@ class AdaptedLinear(nn.Module):
         wide = outputs.float()
         bias = self.base.bias
         product = wide if bias is None else wide - bias
-        by_row = gains_less_1[self._rows.positions]  # -1 is the last row
+        by_row = gains_less_1[self._rows.find_positions(outputs.size(-2))]  # -1 is the last row
         # Not a product by 0 either: in half precision, a row without an adapter may be infinite.
         return torch.where(by_row == 0, wide, torch.addcmul(wide, product, by_row))
 
@@ -180,6 +127,7 @@ class AdaptedLinear(nn.Module):
         if stacked != numbers:
             stack = self._build_stack(numbers)
             self._stacks = (numbers, stack)
+            self._rows.keep(stack)
         return stack
 
     def _build_stack(self, numbers: tuple[int, ...]) -> _Stack | None:
@@ -187,10 +135,14 @@ class AdaptedLinear(nn.Module):
         present = [one for one in found if one is not None]
         if not present:
             return None
+        for one in present:  # another thread may remove it before the copies are complete
+            for tensor in one:
+                if tensor is not None and tensor.is_cuda:
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
         gains_less_1 = None
         b = torch.cat([one.b for one in present], dim=1).T.contiguous()
         if any(one.gain is not None for one in present):
-            none = torch.zeros(b.size(1))
+            none = torch.zeros(b.size(1), device=b.device)
             of_each = [none if one is None or one.gain is None else one.gain - 1 for one in found]
             gains_less_1 = torch.stack([*of_each, none])
             b = b.float()

@@ -9,8 +9,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from serving.adapters.adapted_linear import ADAPTABLE, AdaptedLinear, RowAdapters
+import torch
+
+from serving.adapters.adapted_linear import ADAPTABLE, AdaptedLinear
 from serving.adapters.adapter_file import LayerFactors, read_adapter
+from serving.adapters.row_adapters import RowAdapters, StaticRowAdapters
 from serving.engine.messages import find_adapter
 from serving.errors import EngineDeadError
 
@@ -20,24 +23,24 @@ class AdapterBank:
 
     A layer of the model is replaced when the first adapter changes it: models without adapters
     compute as before. `load` and `unload` may be called from any thread, the other methods from
-    the thread that computes.
+    the thread that computes. A pass has at most `max_rows` rows.
     """
 
-    def __init__(self, model: Any, page_size: int) -> None:
+    def __init__(self, model: Any, page_size: int, max_rows: int) -> None:
         self._model = model
         self._page_size = page_size
-        self._rows = RowAdapters()
+        self._device: torch.device = model.device
+        self._rows = (
+            RowAdapters()
+            if self._device.type == "cpu"
+            else StaticRowAdapters(self._device, max_rows)
+        )
         self._loaded: set[int] = set()
         self._unwanted: set[int] = set()  # unloaded before they were loaded
         self._lock = Lock()
 
     def load(self, number: int, directory: Path) -> None:
         """Load an adapter; raises `EngineDeadError` if it does not fit the model."""
-        if self._model.device.type != "cpu":
-            raise EngineDeadError(
-                f"adapter {directory.name!r} cannot be loaded: adapters are served on CPUs only, "
-                "and this server has a GPU; merge it into its base model"
-            )
         factors = read_adapter(directory)
         with self._lock:
             if number in self._unwanted:
@@ -45,6 +48,8 @@ class AdapterBank:
                 return
             try:
                 self._add(number, factors)
+                if self._device.type == "cuda":  # passes run in another stream
+                    torch.cuda.current_stream(self._device).synchronize()
                 self._loaded.add(number)
             except BaseException as exc:
                 self._remove(number)
@@ -64,14 +69,18 @@ class AdapterBank:
             else:
                 self._unwanted.add(number)
 
-    def set_batch(self, requests: Sequence[tuple[str, int]]) -> None:
-        """Set the requests of the next pass, in order: pairs of an id and a number of rows."""
+    def set_batch(self, requests: Sequence[tuple[str, int]]) -> int | None:
+        """Set the requests of the next pass, in order: pairs of an id and a number of rows.
+
+        Returns what tells apart passes that read different tensors; None if none has an adapter.
+        """
         self._rows.set([(find_adapter(request_id), rows) for request_id, rows in requests])
+        return self._rows.version if self._rows.numbers else None
 
     @contextmanager
     def use(self, number: int) -> Iterator[None]:
         """Compute the passes in the body with one adapter for all rows; 0 is the model itself."""
-        self._rows.set([(number, 1)])
+        self._rows.set_all(number)
         try:
             yield
         finally:

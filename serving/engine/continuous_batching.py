@@ -13,6 +13,7 @@ from serving.engine.messages import Likelihood
 from serving.transformers_internals import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingManager,
+    CudaGraphSets,
     FIFOScheduler,
     FutureRequestState,
     GenerationOutput,
@@ -133,7 +134,8 @@ def start_manager(
         recorder.reserve(num_rows, vocab_size, model.device)
     manager.warmup()  # allocates the cache in this thread, so that its errors are raised here
     call_before_update(manager, recorder.record)
-    call_before_pass(manager, adapters.set_batch)
+    graphs = CudaGraphSets(manager)
+    call_before_pass(manager, lambda requests: graphs.select(adapters.set_batch(requests)))
     salt_shared_pages(manager, adapters.salt)
     manager.start()
     return manager

@@ -74,7 +74,8 @@ class EngineCore:
         self._scored: set[str] = set()
         self._lock = threading.Lock()
         self._scoring = threading.Lock()
-        self._adapters = AdapterBank(model, settings.page_size)
+        max_rows = max(settings.max_batch_tokens, settings.max_running_requests)
+        self._adapters = AdapterBank(model, settings.page_size, max_rows)
         vocab_size = int(model.config.get_text_config().vocab_size)
         try:
             self.manager = start_manager(
@@ -223,6 +224,7 @@ def _configure_batching(settings: EngineSettings) -> ContinuousBatchingConfig:
         num_blocks=settings.num_cache_blocks,
         max_batch_tokens=settings.max_batch_tokens,
         max_requests_per_batch=settings.max_running_requests,
+        use_cuda_graph=settings.cuda_graphs,
     )
 
 

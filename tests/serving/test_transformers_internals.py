@@ -49,7 +49,7 @@ def manager(tiny_model: Path) -> Iterator[ContinuousBatchingManager]:
         pass
 
     vocab_size = int(model.config.vocab_size)
-    bank = AdapterBank(model, page_size=32)
+    bank = AdapterBank(model, page_size=32, max_rows=64)
     manager = start_manager(model, config, vocab_size, LikelihoodRecorder(), ignore, bank)
     yield manager
     manager.stop(block=True, timeout=30.0, hard_stop=True)

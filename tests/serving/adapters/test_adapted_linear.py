@@ -1,5 +1,7 @@
 """Rows of a batch that have different adapters do not influence each other."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -7,8 +9,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from serving.adapters.adapted_linear import AdaptedLinear, RowAdapters
+from serving.adapters.adapted_linear import AdaptedLinear
 from serving.adapters.adapter_file import LayerFactors
+from serving.adapters.row_adapters import RowAdapters, StaticRowAdapters
 from serving.errors import EngineDeadError
 
 SIZE = 32
@@ -26,13 +29,19 @@ def make_factors(*, seed: int = 0, magnitude: torch.Tensor | None = None) -> Lay
     return LayerFactors(a, torch.randn(SIZE, 4, generator=generator), 0.5, magnitude)
 
 
+def make_static_rows() -> StaticRowAdapters:
+    """Row adapters as on a GPU, on the CPU."""
+    return StaticRowAdapters(torch.device("cpu"), max_rows=64)
+
+
 def compute(
     layer: nn.Linear,
     adapters: dict[int, LayerFactors],
     spans: list[tuple[int, int]],
     inputs: torch.Tensor,
+    rows: RowAdapters | None = None,
 ) -> torch.Tensor:
-    rows = RowAdapters()
+    rows = rows or RowAdapters()
     adapted = AdaptedLinear(layer, rows)
     for number, factors in adapters.items():
         adapted.add(number, factors)
@@ -185,3 +194,85 @@ def test_small_gains_of_dora_survive_half_precision() -> None:
         adapted.lora_magnitude_vector["default"].weight.copy_(magnitude)
         expected = peft(inputs)
     assert float((served[0].float() - expected.float()).abs().max()) < 0.05
+
+
+SPANS: Sequence[list[tuple[int, int]]] = (
+    [(1, 2), (2, 3), (0, 3)],
+    [(3, 1), (1, 1), (2, 2), (0, 1), (3, 3)],
+    [(0, 8)],
+    [(2, 8)],
+    [(1, 3), (3, 2), (2, 3)],
+)
+
+
+def test_static_rows_compute_as_others_do_in_the_same_tensors() -> None:
+    layer = make_layer(bias=True)
+    adapters = {number: make_factors(seed=number) for number in (1, 2)}
+    adapters[3] = make_factors(seed=3, magnitude=torch.rand(SIZE) + 0.5)
+    rows = make_static_rows()
+    adapted = AdaptedLinear(layer, rows)
+    for number, factors in adapters.items():
+        adapted.add(number, factors)
+    rows.set([(1, 1), (2, 1), (3, 1)])
+    adapted(torch.randn(1, 8, SIZE))  # padded to 8 rows
+    others = rows.find_others((4, 4, 4), 8)
+    assert others is not None
+    version, place, stack = rows.version, others.data_ptr(), adapted._stacks[1]
+    for spans in SPANS:
+        inputs = torch.randn(1, 8, SIZE)
+        rows.set(spans)
+        found = adapted(inputs)
+        torch.testing.assert_close(found, compute(layer, adapters, spans, inputs))
+        if rows.numbers:
+            others = rows.find_others((4, 4, 4), 8)
+            assert others is not None
+            assert (rows.version, others.data_ptr()) == (version, place)
+            assert adapted._stacks[1] is stack
+            # As a graph does, which reads the tensors of the pass in which it was captured.
+            rows.set([(3, 2), (1, 5), (2, 1)])
+            rows.set(spans)
+            assert torch.equal(adapted(inputs), found)
+    assert rows.version == version
+
+
+def test_static_rows_count_a_version_for_every_change_of_the_stack() -> None:
+    rows = make_static_rows()
+    versions = []
+    many = [(number, 1) for number in range(10, 25)]
+    for spans in ([(1, 2), (2, 2)], [(1, 4)], [(0, 4)], [(3, 4)], [(1, 2), (2, 2)], many):
+        rows.set(spans)
+        versions.append((rows.version, len(rows.numbers)))
+    assert versions == [(1, 2), (1, 2), (1, 0), (2, 3), (2, 3), (3, 15)]
+
+
+def test_tensors_that_graphs_read_are_kept_until_the_stack_changes() -> None:
+    rows = make_static_rows()
+    adapted = AdaptedLinear(make_layer(), rows)
+    for number in (1, 2, 3):
+        adapted.add(number, make_factors(seed=number))
+    rows.set([(1, 2), (2, 2)])
+    adapted(torch.randn(1, 4, SIZE))
+    stack = adapted._stacks[1]
+    assert stack is not None
+    reference = weakref.ref(stack.a)
+    del stack
+    adapted.remove(2)
+    gc.collect()
+    assert reference() is not None
+    rows.set([(3, 4)])
+    gc.collect()
+    assert reference() is None
+
+
+def test_all_rows_of_a_pass_of_any_length_can_have_one_adapter() -> None:
+    layer, factors = make_layer(), make_factors()
+    rows = make_static_rows()
+    adapted = AdaptedLinear(layer, rows)
+    adapted.add(1, factors)
+    inputs = torch.randn(1, 100, SIZE)  # more than `max_rows`
+    rows.set_all(1)
+    found = adapted(inputs)
+    torch.testing.assert_close(found, compute(layer, {1: factors}, [(1, 100)], inputs))
+    rows.set([(0, 2), (1, 2)])
+    found = adapted(inputs[:, :4])
+    torch.testing.assert_close(found, compute(layer, {1: factors}, [(0, 2), (1, 2)], inputs[:, :4]))

@@ -185,7 +185,7 @@ def test_failure_of_any_kind_leaves_no_factors(
     tiny_model: Path, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = load_model(tiny_model)
-    bank = AdapterBank(model, page_size=4)
+    bank = AdapterBank(model, page_size=4, max_rows=64)
     before = model(torch.tensor([PROMPT])).logits
     add = AdaptedLinear.add
     added: list[AdaptedLinear] = []
@@ -207,7 +207,7 @@ def test_adapter_unloaded_before_it_was_loaded_is_not_kept(
     tiny_model: Path, adapters: list[Path]
 ) -> None:
     model, _ = load_model(tiny_model)
-    bank = AdapterBank(model, page_size=4)
+    bank = AdapterBank(model, page_size=4, max_rows=64)
     before = model(torch.tensor([PROMPT])).logits
     bank.unload(1)
     bank.load(1, adapters[0])
@@ -219,7 +219,7 @@ def test_adapter_unloaded_before_it_was_loaded_is_not_kept(
 
 
 def test_pages_are_found_by_different_ids_for_each_adapter(tiny_model: Path) -> None:
-    bank = AdapterBank(load_model(tiny_model)[0], page_size=4)
+    bank = AdapterBank(load_model(tiny_model)[0], page_size=4, max_rows=64)
     salted = [bank.salt(name_request(9, adapter), PROMPT) for adapter in range(3)]
     assert salted[0] == PROMPT
     for start in range(0, len(PROMPT), 4):
@@ -241,4 +241,4 @@ def test_adapter_of_an_expert_is_refused(tiny_model: Path, tmp_path: Path) -> No
     save_file(weights, file)
     told = "^adapter 'a' cannot be loaded: it changes the expert 'model.layers.0.mlp.experts.0'"
     with pytest.raises(EngineDeadError, match=told):
-        AdapterBank(model, page_size=4).load(1, path)
+        AdapterBank(model, page_size=4, max_rows=64).load(1, path)
