@@ -9,14 +9,16 @@ number of tokens; in turn, all of them ask the model itself, or each asks its ow
 replica is the same for both, so both have the same process, cache and batch.
 
 `equal` counts the answers that have the same tokens as `generate` of transformers with the adapter
-loaded by PEFT. Memory is the unique memory of the model's process, before the first adapter and
-with all of them. Last line: one JSON object; `ratio` is the median over the turns of the tokens per
-second with adapters divided by those of the model alone.
+loaded by PEFT. Memory is the unique memory of the model's process, on a GPU all that is used there,
+before the first adapter and with all of them. Last line: one JSON object; `ratio` is the median
+over the turns of the tokens per second with adapters divided by those of the model alone.
 """
 
 import argparse
 import asyncio
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -57,6 +59,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checked", type=int, default=16, help="answers compared with PEFT's")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--cuda-graphs", choices=["on", "off"], help="default: as transformers chooses"
+    )
     return parser.parse_args()
 
 
@@ -92,22 +97,24 @@ async def _measure(
     store.add(model, MODEL_NAME)
     for model_id, path in adapters.items():
         store.add(path, model_id, base_id=MODEL_NAME)
-    settings = {"num_threads": options.threads}
+    settings: dict[str, Any] = {"num_threads": options.threads}
+    if options.cuda_graphs:
+        settings["cuda_graphs"] = options.cuda_graphs == "on"
     replica = GeneratorReplica(GeneratorSettings(storage=str(storage), engine=settings))
     numbers = count()
     try:
         await _ask_all(replica, [MODEL_NAME], numbers, options)
-        before_mb = _find_process_mb()
+        before_mb = _find_memory_mb()
         loads_s = [await _time_first_answer(replica, model_id, numbers) for model_id in adapters]
         await _ask_all(replica, list(adapters), numbers, options)
-        with_adapters_mb = _find_process_mb()
+        with_adapters_mb = _find_memory_mb()
         turns = []
         for number in range(options.turns):
             asked = {"base": [MODEL_NAME], "adapters": list(adapters)}
             order = list(asked) if number % 2 == 0 else list(asked)[::-1]
-            turns.append(
-                {name: await _ask_all(replica, asked[name], numbers, options) for name in order}
-            )
+            turn = {name: await _ask_all(replica, asked[name], numbers, options) for name in order}
+            print(f"turn {number + 1} of {options.turns}: {turn}", file=sys.stderr, flush=True)
+            turns.append(turn)
         equal = await _count_equal(replica, model, adapters, numbers, options)
     finally:
         replica.close()
@@ -182,20 +189,26 @@ async def _count_equal(
             for name, prompt in zip(names, prompts, strict=True)
         )
     )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(model)
     num_equal = 0
     for name, prompt, answer in zip(names, prompts, answers, strict=True):
         plain = AutoModelForCausalLM.from_pretrained(model)
-        adapted = PeftModel.from_pretrained(plain, str(adapters[name])).eval()
-        ids = tokenizer(prompt, return_tensors="pt")
+        adapted = PeftModel.from_pretrained(plain, str(adapters[name])).to(device).eval()
+        ids = tokenizer(prompt, return_tensors="pt").to(device)
         with torch.no_grad():
             out = adapted.generate(**ids, max_new_tokens=options.output_tokens, do_sample=False)
         num_equal += tokenizer.decode(out[0, ids["input_ids"].size(1) :]) == answer
     return f"{num_equal} of {len(prompts)}"
 
 
-def _find_process_mb() -> float:
-    """Return the unique memory of the model's process in MB."""
+def _find_memory_mb() -> float:
+    """Return the unique memory of the model's process in MB; with a GPU, what is used there."""
+    import torch
+
+    if torch.cuda.is_available():
+        query = "import torch; free, total = torch.cuda.mem_get_info(); print(total - free)"
+        return int(subprocess.check_output([sys.executable, "-c", query])) / 1e6  # noqa: S603
     (process,) = [
         child
         for child in psutil.Process().children(recursive=True)

@@ -71,7 +71,7 @@ def main() -> int:
                 Path(folder) / f"block-{number}",
                 rows[number :: options.blocks],
                 options.precision,
-                **({"adapter": {"rank": options.adapter}} if options.adapter else {}),
+                adapter={"rank": options.adapter} if options.adapter else None,
             )
             for number in range(options.blocks)
         ]

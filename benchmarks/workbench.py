@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -144,22 +144,30 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def build_workbench(path: Path, rows: Iterable[Any], precision: str, **changes: Any) -> Workbench:
+def build_workbench(
+    path: Path,
+    rows: Iterable[Any],
+    precision: str,
+    build_model: Callable[[Path, str], None] | None = None,
+    **changes: Any,
+) -> Workbench:
     """Build a workbench for these rows under `path`, a new folder.
 
-    `changes` override settings in `SETTINGS`.
+    `build_model` writes another model for a folder and a precision. `changes` override settings in
+    `SETTINGS`.
     """
     disable_progress_bars()
-    ensure_cpu_op()  # compile now, so that no contender's first step waits for the compiler
+    if changes.get("accelerator") != "gpu":
+        ensure_cpu_op()  # compile now, so that no contender's first step waits for the compiler
     bench = Workbench(path)
     path.mkdir(parents=True)
-    _build_model(bench.model, precision)
+    (build_model or _build_model)(bench.model, precision)
     _write_lines(bench.rows_file, rows)
     write_spec(bench, bench.spec_file, precision=precision, **changes)
     spec = bench.read_spec()
     link_data(prepare_data(spec, path / "cache"), path / "data")
     config = build_deepspeed_config(
-        spec, NUM_WORKERS, hidden_size=find_hidden_size(spec.base_model)
+        spec, spec.num_workers, hidden_size=find_hidden_size(spec.base_model)
     )
     bench.deepspeed_file.write_text(json.dumps(config, indent=2))
     _write_lines(bench.tokens_file, _label_rows(bench.open_tokens()))
@@ -285,18 +293,18 @@ def describe_end(status: int, log: Path) -> str:
 def make_environment(bench: Workbench) -> dict[str, str]:
     """Make the environment of every contender.
 
-    It sets one thread, no network, no existing Ray cluster, and the allocator settings of our
-    workers.
+    It sets no network and no existing Ray cluster; on CPUs one thread, and the allocator settings
+    of our workers.
     """
     inherited = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    on_cpu = {**CPU_WORKER_ENV, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **inherited,
-        **CPU_WORKER_ENV,
+        **(on_cpu if bench.read_spec().accelerator == "cpu" else {}),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # for ninja
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
         "TOKENIZERS_PARALLELISM": "false",
-        "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(bench.path / "datasets"),
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -27,12 +27,12 @@ from peft import get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    DataCollatorForSeq2Seq,
     Trainer,
     TrainerCallback,
     TrainingArguments,
 )
 
+from benchmarks.train_peers.collator import CountingCollator
 from benchmarks.train_peers.report import StepClock
 from benchmarks.workbench import LEARNING_RATE, NUM_WORKERS, Workbench
 from system.free_resources import measure_size
@@ -48,19 +48,6 @@ class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Record the end of an optimizer step; called by Trainer."""
         self.steps.end_step()
-
-
-class CountingCollator:
-    """A collator that pads rows to the longest, as is usual with Trainer, and counts tokens."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._collator = DataCollatorForSeq2Seq(tokenizer, padding=True)
-        self.num_tokens: list[int] = []
-
-    def __call__(self, rows: list[dict[str, list[int]]]) -> Any:
-        """Collate rows into a batch."""
-        self.num_tokens.append(sum(len(row["input_ids"]) for row in rows))
-        return self._collator(rows)
 
 
 def main() -> None:
