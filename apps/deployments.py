@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from threading import Thread
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve import Application
 
@@ -104,12 +103,6 @@ def _bind_classifier(settings: ApplicationSettings, storage: str) -> Application
     )
 
 
-def _has_gpus() -> bool:
-    """Return whether the cluster has GPUs now."""
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return bool(resources.get("GPU"))
-
-
 class FineTuningQueueReplica:
     """The queue as one replica, which reconciles the runs on disk once a second."""
 
@@ -131,8 +124,6 @@ class FineTuningQueueReplica:
             reserved_gpus=reserved_gpus,
             limits=settings.to_limits(),
             allowed_loops=settings.allowed_loops,
-            # Generators do not serve adapters on GPUs; vLLM, for one, does.
-            serves_adapters=bool(settings.upstreams) or not _has_gpus(),
         )
         start_retention(open_storage(storage), settings.max_token_cache_bytes)
         self._drain_signal = find_drain_signal()

@@ -92,13 +92,10 @@ def build_default_spec(
     model: StoredModel,
     train_file: str,
     task: str | None = None,
-    *,
-    serves_adapters: bool = True,
 ) -> TrainingSpec:
     """Build the default spec of a fine-tuning job for `model`, with the task that suits it best.
 
-    A job from an adapter continues it: the result is an adapter or, without `serves_adapters`,
-    merged. Raises `InvalidInputError` for an unknown task.
+    A job from an adapter continues it. Raises `InvalidInputError` for an unknown task.
     """
     if task is None:
         learnable = list_learnable_tasks(models, model)
@@ -116,7 +113,7 @@ def build_default_spec(
     )
     if not model.is_adapter:
         return spec
-    presets = list_presets(spec, root, serves_adapters=serves_adapters)
+    presets = list_presets(spec, root)
     preset: Mapping[str, Any] = presets.get("adapter", {})
     export = preset.get("adapter", {}).get("export", "merged")
     with invalid_input("model", only=ValueError):
@@ -126,18 +123,15 @@ def build_default_spec(
         )
 
 
-def describe_defaults(
-    models: ModelStore, name: str, task: str | None, *, serves_adapters: bool = True
-) -> DefaultsObject:
+def describe_defaults(models: ModelStore, name: str, task: str | None) -> DefaultsObject:
     """Return the default settings of a job for the model with an id or alias, and their schema.
 
-    Without `serves_adapters`, the adapter of a preset is merged into its base model.
     Raises `InvalidInputError` for an unknown task.
     """
     model = models.resolve(name)
     tasks = list_learnable_tasks(models, model)
     task = task or next(iter(tasks), None)
-    spec = build_default_spec(models, model, "-", task, serves_adapters=serves_adapters)
+    spec = build_default_spec(models, model, "-", task)
     chosen = find_task(spec.task)
     hidden = {*SERVER_SETTINGS, *chosen.unused_settings}
     own = chosen.settings.model_validate(spec.task_settings)
@@ -154,16 +148,12 @@ def describe_defaults(
             **spec.model_dump(mode="json", exclude=hidden),
             "task_settings": own.model_dump(mode="json"),
         },
-        "presets": list_presets(
-            spec, models.reader.find_root(model), serves_adapters=serves_adapters
-        ),
+        "presets": list_presets(spec, models.reader.find_root(model)),
         "schema": {key: value for key, value in schema.items() if key not in hidden},
     }
 
 
-def list_presets(
-    defaults: TrainingSpec, root: str, *, serves_adapters: bool = True
-) -> dict[str, Mapping[str, Any]]:
+def list_presets(defaults: TrainingSpec, root: str) -> dict[str, Mapping[str, Any]]:
     """Return, by its id, what each preset of a job changes in its default settings.
 
     `root` is the base model that the job's model descends from. The only preset is 'adapter';
@@ -176,8 +166,7 @@ def list_presets(
     else:
         rate = min(_RATE_FACTOR * defaults.learning_rate, 1.0)
         preset = {"adapter": {"method": "lora", "rank": 16}, "learning_rate": rate}
-    is_served = serves_adapters and defaults.task in _SERVED_ADAPTER_TASKS
-    export = "adapter" if is_served else "merged"
+    export = "adapter" if defaults.task in _SERVED_ADAPTER_TASKS else "merged"
     return {"adapter": {**preset, "adapter": {**preset["adapter"], "export": export}}}
 
 

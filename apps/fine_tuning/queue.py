@@ -59,11 +59,9 @@ class RunQueue:
         reserved_gpus: float = 0.0,
         limits: UsageLimits | None = None,
         allowed_loops: Sequence[str] = (),
-        serves_adapters: bool = True,
     ) -> None:
         self.layout = layout
         self._runner = runner
-        self._serves_adapters = serves_adapters
         limits = limits or UsageLimits()
         runs = RunIndex(layout)
         sizes = ModelSizes(layout)
@@ -82,7 +80,6 @@ class RunQueue:
             reserved_cpus,
             reserved_gpus,
             allowed_loops,
-            serves_adapters=serves_adapters,
         )
         self._exporter = CheckpointExporter(layout, runs, runner, sizes, limits)
         self._changes = RunChanges(layout, lock, runs, processes, lost_runs, limits)
@@ -136,7 +133,6 @@ class RunQueue:
             ModelStore(self.layout),
             model,
             task,
-            serves_adapters=self._serves_adapters,
         )
 
     async def cancel(self, run_id: str) -> JobObject:

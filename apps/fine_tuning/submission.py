@@ -105,8 +105,6 @@ class JobCreator:
         reserved_cpus: float,
         reserved_gpus: float,
         allowed_loops: Sequence[str] = (),
-        *,
-        serves_adapters: bool = True,
     ) -> None:
         self._layout = layout
         self._runs = runs
@@ -117,7 +115,6 @@ class JobCreator:
         self._models = ModelStore(layout)
         self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
         self._allowed_loops = allowed_loops
-        self._serves_adapters = serves_adapters
 
     def create(self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]) -> RunFolder:
         """Validate a request for a fine-tuning job, and create its run, which is queued.
@@ -239,12 +236,11 @@ class JobCreator:
             model,
             training_file,
             request.task,
-            serves_adapters=self._serves_adapters,
         )
         spec = request.resolve_settings(defaults, paths)
         _check_loop(spec, self._allowed_loops)
         _check_served(spec)
-        check_adapter_job(spec, serves_adapters=self._serves_adapters)
+        check_adapter_job(spec)
         if find_task(spec.task).generates:
             _check_generates(model)
         with invalid_input("model", only=SettingError):

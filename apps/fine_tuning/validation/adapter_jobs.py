@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from training.preflight.adapter_check import PlannedAdapter
 
 
-def check_adapter_job(spec: TrainingSpec, *, serves_adapters: bool) -> None:
+def check_adapter_job(spec: TrainingSpec) -> None:
     """Raise `InvalidInputError` for settings with which a job's adapter would not be served."""
     if spec.adapter is None or spec.adapter.export != "adapter":
         return
-    if not serves_adapters:
-        raise _refuse("this server serves none, because its generators run on GPUs: use no adapter")
     if spec.task not in (DEFAULT_TASK, PREFERENCE_TASK):
         raise _refuse(
             f"training.task is {spec.task!r}, and adapters are served for language models only, "

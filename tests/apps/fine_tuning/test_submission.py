@@ -132,7 +132,7 @@ async def test_job_may_leave_an_adapter(layout: StorageLayout, file_id: str, tas
     spec = request.resolve_settings(TrainingSpec.model_validate(sources))
     assert spec.adapter is not None
     assert spec.adapter.export == "adapter"
-    check_adapter_job(spec, serves_adapters=True)
+    check_adapter_job(spec)
     planned = plan_learned_tensors(spec)
     assert planned is not None
     check_adapter_layers(spec, planned)
@@ -143,15 +143,13 @@ async def test_job_may_leave_an_adapter(layout: StorageLayout, file_id: str, tas
     )
     with pytest.raises(InvalidInputError, match=refusal):
         check_adapter_layers(spec, planned._replace(shapes=renamed))
-    with pytest.raises(InvalidInputError, match="^adapter.export is 'adapter', and this server "):
-        check_adapter_job(spec, serves_adapters=False)
     request = parse_fine_tune(
         {"model": "m", "training_file": file_id, "training": {"adapter": {"rank": 4}}}
     )
     merged = request.resolve_settings(TrainingSpec.model_validate(sources))
     assert merged.adapter is not None
     assert merged.adapter.export == "merged"  # the default of jobs
-    check_adapter_job(merged, serves_adapters=False)
+    check_adapter_job(merged)
 
 
 async def test_job_from_an_adapter_continues_it(
@@ -382,8 +380,6 @@ def test_preset_of_demonstration_model_is_the_example() -> None:
     assert TrainingSpec.model_validate(changed) == example
     assert preset.keys() == {"adapter", "learning_rate", "weight_decay", "zero_stage"}
     assert preset["adapter"]["export"] == "adapter"
-    presets = list_presets(defaults, DEMONSTRATION_MODEL, serves_adapters=False)
-    assert presets["adapter"]["adapter"]["export"] == "merged"
     classifier = defaults.model_copy(update={"task": "sequence_classification"})
     presets = list_presets(classifier, DEMONSTRATION_MODEL)
     assert presets["adapter"]["adapter"]["export"] == "merged"

@@ -3,16 +3,21 @@
 import gc
 import weakref
 from collections.abc import Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from serving.adapters.adapted_linear import AdaptedLinear
 from serving.adapters.adapter_file import LayerFactors
 from serving.adapters.row_adapters import RowAdapters, StaticRowAdapters
 from serving.errors import EngineDeadError
+from serving.transformers_internals import CudaGraphSets
 
 SIZE = 32
 
@@ -276,3 +281,42 @@ def test_all_rows_of_a_pass_of_any_length_can_have_one_adapter() -> None:
     rows.set([(0, 2), (1, 2)])
     found = adapted(inputs[:, :4])
     torch.testing.assert_close(found, compute(layer, {1: factors}, [(0, 2), (1, 2)], inputs[:, :4]))
+
+
+def test_captured_pass_computes_the_rows_of_later_passes() -> None:
+    """A trace holds the tensors of the pass in which it was made, as a CUDA graph does."""
+    layer = make_layer(bias=True)
+    adapters = {number: make_factors(seed=number) for number in (1, 2)}
+    adapters[3] = make_factors(seed=3, magnitude=torch.rand(SIZE) + 0.5)
+    rows = make_static_rows()
+    adapted = AdaptedLinear(layer, rows)
+    for number, factors in adapters.items():
+        adapted.add(number, factors)
+    rows.set([(1, 1), (2, 1), (3, 1)])
+    adapted(torch.zeros(1, 8, SIZE))
+    captured = make_fx(adapted)(torch.zeros(1, 8, SIZE))
+    results = []
+    inputs = torch.randn(1, 8, SIZE)
+    for spans in SPANS:
+        rows.set(spans)
+        if rows.numbers:  # passes of the model itself have graphs of their own
+            found = captured(inputs)
+            torch.testing.assert_close(found, compute(layer, adapters, spans, inputs))
+            results.append(found)
+    assert rows.version == 1
+    assert len(results) == len(SPANS) - 1
+    assert not any(torch.equal(one, other) for one, other in pairwise(results))
+
+
+def test_graphs_of_adapters_are_kept_apart_from_those_of_the_model() -> None:
+    plain = SimpleNamespace()
+    inputs = SimpleNamespace(graphs=plain)
+    manager: Any = SimpleNamespace(batch_processor=SimpleNamespace(inputs_and_outputs=inputs))
+    graphs = CudaGraphSets(manager)
+    used = []
+    for version in (None, 1, 1, None, 1, 2, None, 1):
+        graphs.select(version)
+        used.append(inputs.graphs)
+    assert [one is plain for one in used] == [True, False, False, True, False, False, True, False]
+    assert used[1] is used[2] is used[4]
+    assert len({id(used[number]) for number in (1, 5, 7)}) == 3

@@ -186,7 +186,8 @@ def test_failure_of_any_kind_leaves_no_factors(
 ) -> None:
     model, _ = load_model(tiny_model)
     bank = AdapterBank(model, page_size=4, max_rows=64)
-    before = model(torch.tensor([PROMPT])).logits
+    ids = torch.tensor([PROMPT], device=model.device)
+    before = model(ids).logits
     add = AdaptedLinear.add
     added: list[AdaptedLinear] = []
 
@@ -200,7 +201,7 @@ def test_failure_of_any_kind_leaves_no_factors(
     with pytest.raises(RuntimeError, match="^out of memory"):
         bank.load(1, adapters[0])
     with bank.use(1):
-        assert torch.equal(model(torch.tensor([PROMPT])).logits, before)
+        assert torch.equal(model(ids).logits, before)
 
 
 def test_adapter_unloaded_before_it_was_loaded_is_not_kept(
@@ -208,14 +209,15 @@ def test_adapter_unloaded_before_it_was_loaded_is_not_kept(
 ) -> None:
     model, _ = load_model(tiny_model)
     bank = AdapterBank(model, page_size=4, max_rows=64)
-    before = model(torch.tensor([PROMPT])).logits
+    ids = torch.tensor([PROMPT], device=model.device)
+    before = model(ids).logits
     bank.unload(1)
     bank.load(1, adapters[0])
     with bank.use(1):
-        assert torch.equal(model(torch.tensor([PROMPT])).logits, before)
+        assert torch.equal(model(ids).logits, before)
     bank.load(2, adapters[0])
     with bank.use(2):
-        assert not torch.equal(model(torch.tensor([PROMPT])).logits, before)
+        assert not torch.equal(model(ids).logits, before)
 
 
 def test_pages_are_found_by_different_ids_for_each_adapter(tiny_model: Path) -> None:
