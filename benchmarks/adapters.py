@@ -3,7 +3,8 @@
     python -m benchmarks.adapters
 
 A random Llama of 110 million parameters and random adapters of rank 8 of all linear layers of its
-blocks, in a generator replica without HTTP, with the settings of `deploy.yaml` but for the threads.
+blocks, in a generator replica without HTTP, with the settings of `deploy.yaml` but for the threads,
+and a cache of 160 pages, all of which are in memory before it is measured.
 Clients send prompts of mixed length one after the other and wait for a greedy answer of a fixed
 number of tokens; in turn, all of them ask the model itself, or each asks its own adapter. The
 replica is the same for both, so both have the same process, cache and batch.
@@ -35,6 +36,8 @@ from benchmarks.serve_peers.model import build_model
 from benchmarks.workbench import DEMO_ROWS
 
 MODEL_NAME = "base"
+NUM_PAGES = 160
+NUM_WARMUP_TURNS = 2
 
 
 def main() -> int:
@@ -97,13 +100,14 @@ async def _measure(
     store.add(model, MODEL_NAME)
     for model_id, path in adapters.items():
         store.add(path, model_id, base_id=MODEL_NAME)
-    settings: dict[str, Any] = {"num_threads": options.threads}
+    settings: dict[str, Any] = {"num_threads": options.threads, "num_cache_blocks": NUM_PAGES}
     if options.cuda_graphs:
         settings["cuda_graphs"] = options.cuda_graphs == "on"
     replica = GeneratorReplica(GeneratorSettings(storage=str(storage), engine=settings))
     numbers = count()
     try:
-        await _ask_all(replica, [MODEL_NAME], numbers, options)
+        for _ in range(NUM_WARMUP_TURNS):
+            await _ask_all(replica, [MODEL_NAME], numbers, options)
         before_mb = _find_memory_mb()
         loads_s = [await _time_first_answer(replica, model_id, numbers) for model_id in adapters]
         await _ask_all(replica, list(adapters), numbers, options)

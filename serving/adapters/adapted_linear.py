@@ -6,6 +6,7 @@ adapters have, this costs less than sorting the rows by adapter, as kernels for 
 arXiv 2310.18547; S-LoRA, arXiv 2311.03285).
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from serving.adapters.adapter_file import LayerFactors
+from serving.adapters.flat_memory import FlatMemory, Layout
 from serving.adapters.row_adapters import RowAdapters
 from serving.cpu.packed_linear import PackedLinear
 from serving.errors import EngineDeadError
@@ -29,7 +31,7 @@ class _Factors(NamedTuple):
     """
 
     a: torch.Tensor  # [r, in]
-    b: torch.Tensor  # [out, r]
+    b: torch.Tensor  # [r, out]
     gain: torch.Tensor | None  # [out] in fp32, by which DoRA multiplies W x
 
 
@@ -59,8 +61,8 @@ class AdaptedLinear(nn.Module):
         weight: torch.Tensor = self.base.weight
         return weight
 
-    def add(self, number: int, factors: LayerFactors) -> None:
-        """Add the factors of an adapter.
+    def add(self, number: int, factors: LayerFactors, memory: FlatMemory) -> None:
+        """Add the factors of an adapter, in `memory` if it has room for them.
 
         Raises `EngineDeadError` if their shapes do not fit, or a value is not finite in the dtype
         of the layer: it would spread to other rows.
@@ -81,7 +83,7 @@ class AdaptedLinear(nn.Module):
             gain[length == 0] = 1.0
             b = b * gain[:, None]
         dtype = self.base.weight.dtype
-        found = _Factors(a.to(dtype), b.to(dtype), gain)
+        found = _Factors(_place(a, dtype, memory), _place(b.T, dtype, memory), gain)
         for name, tensor in found._asdict().items():
             if tensor is not None and not bool(torch.isfinite(tensor).all()):
                 raise EngineDeadError(
@@ -93,6 +95,20 @@ class AdaptedLinear(nn.Module):
         """Remove the factors of an adapter, if the layer has any."""
         self._factors.pop(number, None)
         self._stacks = ((), None)
+
+    def discard_stack(self) -> None:
+        """Free the stacked factors; the next pass stacks them again."""
+        self._stacks = ((), None)
+
+    def list_stack(self, numbers: tuple[int, ...]) -> list[Layout]:
+        """List the tensors that a stack of adapters would have in this layer."""
+        present = [one for number in numbers if (one := self._factors.get(number))]
+        if not present:
+            return []
+        rank = sum(len(one.a) for one in present)
+        b_dtype = torch.float32 if _have_gains(present) else present[0].b.dtype
+        (_, num_in), (_, num_out) = present[0].a.shape, present[0].b.shape
+        return [((rank, num_in), present[0].a.dtype), ((rank, num_out), b_dtype)]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map `[..., rows, in]` to `[..., rows, out]`, each row with its adapter."""
@@ -139,19 +155,28 @@ class AdaptedLinear(nn.Module):
             for tensor in one:
                 if tensor is not None and tensor.is_cuda:
                     tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        a, b = (self._allocate(shape, dtype) for shape, dtype in self.list_stack(numbers))
+        torch.cat([one.a for one in present], out=a)
+        torch.cat([one.b.to(b.dtype) for one in present], out=b)
         gains_less_1 = None
-        b = torch.cat([one.b for one in present], dim=1).T.contiguous()
-        if any(one.gain is not None for one in present):
+        if _have_gains(present):
             none = torch.zeros(b.size(1), device=b.device)
             of_each = [none if one is None or one.gain is None else one.gain - 1 for one in found]
             gains_less_1 = torch.stack([*of_each, none])
-            b = b.float()
-        return _Stack(
-            torch.cat([one.a for one in present]),
-            b,
-            tuple(0 if one is None else one.a.size(0) for one in found),
-            gains_less_1,
-        )
+        return _Stack(a, b, tuple(0 if one is None else len(one.a) for one in found), gains_less_1)
+
+    def _allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        if (memory := self._rows.memory) is not None:
+            return memory.allocate(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self.base.weight.device)
+
+
+def _place(tensor: torch.Tensor, dtype: torch.dtype, memory: FlatMemory) -> torch.Tensor:
+    return memory.allocate(tensor.shape, dtype).copy_(tensor)
+
+
+def _have_gains(factors: Sequence[_Factors]) -> bool:
+    return any(one.gain is not None for one in factors)
 
 
 def _find_shape(layer: Any) -> tuple[int, int]:

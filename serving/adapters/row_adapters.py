@@ -5,6 +5,8 @@ from collections.abc import Set as AbstractSet
 
 import torch
 
+from serving.adapters.flat_memory import FlatMemory
+
 _MAX_STATIC = 16
 
 Span = tuple[int, int]
@@ -22,6 +24,8 @@ class RowAdapters:
         self.numbers: tuple[int, ...] = ()
         self.version = 0
         """Increases when a pass reads other tensors than the pass before; only on GPUs."""
+        self.memory: FlatMemory | None = None
+        """For the stacks of `numbers`; None allocates each tensor separately."""
         self._stacked: tuple[int, ...] = ()
         self._positions = torch.empty(0, dtype=torch.int64)
         self._masks: dict[tuple[int, ...], torch.Tensor] = {}

@@ -15,11 +15,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from serving.adapters.adapted_linear import AdaptedLinear
 from serving.adapters.adapter_file import LayerFactors
+from serving.adapters.flat_memory import FlatMemory
 from serving.adapters.row_adapters import RowAdapters, StaticRowAdapters
 from serving.errors import EngineDeadError
 from serving.transformers_internals import CudaGraphSets
 
 SIZE = 32
+NO_ROOM = FlatMemory([], torch.device("cpu"))
 
 
 def make_layer(dtype: torch.dtype = torch.float32, *, bias: bool = False) -> nn.Linear:
@@ -49,7 +51,7 @@ def compute(
     rows = rows or RowAdapters()
     adapted = AdaptedLinear(layer, rows)
     for number, factors in adapters.items():
-        adapted.add(number, factors)
+        adapted.add(number, factors, NO_ROOM)
     rows.set(spans)
     found: torch.Tensor = adapted(inputs)
     assert found.dtype == layer.weight.dtype
@@ -65,13 +67,13 @@ def test_values_that_are_not_finite_are_refused(part: str, value: float) -> None
     tensor.view(-1)[5] = value
     changed = LayerFactors(**{**factors._asdict(), part: tensor})
     with pytest.raises(EngineDeadError, match=r"^a value of its lora_\w+.* is not finite in float"):
-        AdaptedLinear(layer, RowAdapters()).add(1, changed)
+        AdaptedLinear(layer, RowAdapters()).add(1, changed, NO_ROOM)
 
 
 def test_scale_beyond_the_dtype_is_refused() -> None:
     factors = make_factors()._replace(scale=1e300)
     with pytest.raises(EngineDeadError, match="^a value of its lora_B, scaled, is not finite in "):
-        AdaptedLinear(make_layer(), RowAdapters()).add(1, factors)
+        AdaptedLinear(make_layer(), RowAdapters()).add(1, factors, NO_ROOM)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -94,7 +96,7 @@ def test_factors_are_stacked_again_only_for_other_adapters() -> None:
     adapted = AdaptedLinear(layer, rows)
     factors = {number: make_factors(seed=number) for number in range(1, 6)}
     for number, one in factors.items():
-        adapted.add(number, one)
+        adapted.add(number, one, NO_ROOM)
     inputs = torch.randn(1, 8, SIZE)
     stacked = []
     for spans in (
@@ -217,7 +219,7 @@ def test_static_rows_compute_as_others_do_in_the_same_tensors() -> None:
     rows = make_static_rows()
     adapted = AdaptedLinear(layer, rows)
     for number, factors in adapters.items():
-        adapted.add(number, factors)
+        adapted.add(number, factors, NO_ROOM)
     rows.set([(1, 1), (2, 1), (3, 1)])
     adapted(torch.randn(1, 8, SIZE))  # padded to 8 rows
     others = rows.find_others((4, 4, 4), 8)
@@ -254,7 +256,7 @@ def test_tensors_that_graphs_read_are_kept_until_the_stack_changes() -> None:
     rows = make_static_rows()
     adapted = AdaptedLinear(make_layer(), rows)
     for number in (1, 2, 3):
-        adapted.add(number, make_factors(seed=number))
+        adapted.add(number, make_factors(seed=number), NO_ROOM)
     rows.set([(1, 2), (2, 2)])
     adapted(torch.randn(1, 4, SIZE))
     stack = adapted._stacks[1]
@@ -273,7 +275,7 @@ def test_all_rows_of_a_pass_of_any_length_can_have_one_adapter() -> None:
     layer, factors = make_layer(), make_factors()
     rows = make_static_rows()
     adapted = AdaptedLinear(layer, rows)
-    adapted.add(1, factors)
+    adapted.add(1, factors, NO_ROOM)
     inputs = torch.randn(1, 100, SIZE)  # more than `max_rows`
     rows.set_all(1)
     found = adapted(inputs)
@@ -291,7 +293,7 @@ def test_captured_pass_computes_the_rows_of_later_passes() -> None:
     rows = make_static_rows()
     adapted = AdaptedLinear(layer, rows)
     for number, factors in adapters.items():
-        adapted.add(number, factors)
+        adapted.add(number, factors, NO_ROOM)
     rows.set([(1, 1), (2, 1), (3, 1)])
     adapted(torch.zeros(1, 8, SIZE))
     captured = make_fx(adapted)(torch.zeros(1, 8, SIZE))

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from serving.adapters.adapted_linear import AdaptedLinear
 from serving.adapters.adapter_bank import AdapterBank
 from serving.adapters.adapter_file import LayerFactors
+from serving.adapters.flat_memory import FlatMemory
 from serving.engine.engine import Engine
 from serving.engine.messages import find_adapter, name_request
 from serving.engine.sampling import Sampling
@@ -191,11 +192,13 @@ def test_failure_of_any_kind_leaves_no_factors(
     add = AdaptedLinear.add
     added: list[AdaptedLinear] = []
 
-    def fail_late(layer: AdaptedLinear, number: int, factors: LayerFactors) -> None:
+    def fail_late(
+        layer: AdaptedLinear, number: int, factors: LayerFactors, memory: FlatMemory
+    ) -> None:
         if len(added) == 3:
             raise RuntimeError("out of memory")
         added.append(layer)
-        add(layer, number, factors)
+        add(layer, number, factors, memory)
 
     monkeypatch.setattr(AdaptedLinear, "add", fail_late)
     with pytest.raises(RuntimeError, match="^out of memory"):
@@ -244,3 +247,30 @@ def test_adapter_of_an_expert_is_refused(tiny_model: Path, tmp_path: Path) -> No
     told = "^adapter 'a' cannot be loaded: it changes the expert 'model.layers.0.mlp.experts.0'"
     with pytest.raises(EngineDeadError, match=told):
         AdapterBank(model, page_size=4, max_rows=64).load(1, path)
+
+
+def test_factors_and_stacks_of_all_layers_are_in_one_block_each(
+    tiny_model: Path, adapters: list[Path]
+) -> None:
+    model, _ = load_model(tiny_model)
+    bank = AdapterBank(model, page_size=4, max_rows=64)
+    ids = torch.tensor([PROMPT], device=model.device)
+    for number, path in enumerate(adapters, 1):
+        bank.load(number, path)
+    layers = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+
+    def find_blocks(numbers: Sequence[int]) -> set[int]:
+        requests = [(name_request(number, number), 1) for number in numbers]
+        bank.set_batch([(name_request(9, 0), len(PROMPT) - len(requests)), *requests])
+        model(ids)
+        stacks = [stack for layer in layers if (stack := layer._stacks[1]) is not None]
+        return {part.untyped_storage().data_ptr() for one in stacks for part in (one.a, one.b)}
+
+    assert len(find_blocks([1, 2, 3])) == 1
+    bank.unload(2)
+    assert len(find_blocks([1, 3])) == 1
+    with bank.use(4):
+        model(ids)
+    assert len(find_blocks([1, 3])) == 1
+    factors = [one for layer in layers if (one := layer._factors.get(1)) is not None]
+    assert len({part.untyped_storage().data_ptr() for one in factors for part in one[:2]}) == 1
