@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("ray", "deepspeed", "torch", "transformers", "gradio")
+PACKAGES = ("ray", "deepspeed", "torch", "transformers", "peft", "bitsandbytes", "gradio")
 
 
 def describe_machine() -> dict[str, Any]:

@@ -147,7 +147,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch-tokens", type=int, default=4096, help="padded, of a batch")
     parser.add_argument("--threads", type=int, default=4, help="of each contender (default: 4)")
     parser.add_argument("--unsloth", type=Path, help="folder of packages with Unsloth")
-    parser.add_argument("--peers", nargs="*", choices=TRAINERS, help="beside whom (default: all)")
+    parser.add_argument(
+        "--peers", nargs="*", choices=TRAINERS, help="peers to compare with (default: all)"
+    )
     options = parser.parse_args()
     if options.peers is None:
         options.peers = [name for name in TRAINERS if name != "unsloth" or options.unsloth]

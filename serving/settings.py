@@ -33,7 +33,7 @@ class EngineSettings(BaseModel):
     cuda_graphs: bool | None = Field(
         default=None,
         description="Whether passes on a GPU are captured and replayed as CUDA graphs; by default "
-        "they are if flash attention is installed.",
+        "they are if flash attention is installed, except those with adapters.",
     )
     default_max_new_tokens: int = Field(
         default=256, ge=1, description="Tokens of an answer when the request names no limit."

@@ -18,6 +18,8 @@ transformers documents continuous batching as one method of a model; serving nee
 `search_prefix_match`, `mark_complete_blocks`
                                   find and register pages of the cache by their tokens
 `inputs_and_outputs.graphs`       the CUDA graphs that passes were captured in, by their sizes
+`use_cuda_graph_varlen`, `use_cuda_graph_decode`
+                                  whether passes are captured
 `sdpa_attention_forward`          the attention that serving computes separately for each request
 `config._attn_implementation`     the name of the attention that a model uses
 """
@@ -127,18 +129,24 @@ def call_before_pass(
 class CudaGraphSets:
     """CUDA graphs of passes that read different tensors, though their inputs have equal sizes.
 
-    The graphs of the model itself are kept; beside them, those of one other version. Create it
-    after `warmup` of the manager, which captures the former, and before `start`.
+    The graphs of the model itself are kept; beside them, those of one other version, if passes of
+    other versions are captured. Create it after `warmup` of the manager, which captures the former,
+    and before `start`.
     """
 
-    def __init__(self, manager: ContinuousBatchingManager) -> None:
+    def __init__(self, manager: ContinuousBatchingManager, *, captures_others: bool) -> None:
         self._inputs: Any = manager.batch_processor.inputs_and_outputs
+        self._runner: Any = manager.batch_processor.model_runner
+        self._captures = (self._runner.use_cuda_graph_varlen, self._runner.use_cuda_graph_decode)
+        self._captures_others = captures_others
         self._own = self._inputs.graphs
         self._others = CudaGraphBuffer()
         self._version: int | None = None
 
     def select(self, version: int | None) -> None:
         """Select the graphs of a version for the next pass; None is the model itself."""
+        captures = self._captures if version is None or self._captures_others else (False, False)
+        self._runner.use_cuda_graph_varlen, self._runner.use_cuda_graph_decode = captures
         if version is None:
             self._inputs.graphs = self._own
             return

@@ -8,14 +8,13 @@ and rank, and the same settings of the optimizer. Logging, saving and the progre
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-try:
+if "--unsloth" in sys.argv:
     import unsloth  # type: ignore[import-not-found]  # changes transformers when it is imported
-except ImportError:
-    unsloth = None
 
 import torch
 from datasets import load_dataset

@@ -7,7 +7,7 @@ arXiv 2310.18547; S-LoRA, arXiv 2311.03285).
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,34 +15,14 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from serving.adapters.adapter_file import LayerFactors
-from serving.adapters.flat_memory import FlatMemory, Layout
+from serving.adapters.arena import Arena
 from serving.adapters.row_adapters import RowAdapters
+from serving.adapters.stacked_factors import FactorList, Factors, Stack
 from serving.cpu.packed_linear import PackedLinear
 from serving.errors import EngineDeadError
 
 ADAPTABLE = (PackedLinear, nn.Linear, Conv1D)
 _NAMES = {"a": "lora_A", "b": "lora_B, scaled,", "gain": "lora_magnitude_vector"}
-
-
-class _Factors(NamedTuple):
-    """One adapter's factors in the dtype of the layer; the scale is part of `b`.
-
-    Gains are close to 1, and half precision would round most of what was learned away.
-    """
-
-    a: torch.Tensor  # [r, in]
-    b: torch.Tensor  # [r, out]
-    gain: torch.Tensor | None  # [out] in fp32, by which DoRA multiplies W x
-
-
-class _Stack(NamedTuple):
-    """The factors of all adapters of a batch; R is the sum of their ranks."""
-
-    a: torch.Tensor  # [R, in]
-    b: torch.Tensor  # [R, out], in fp32 beside gains
-    ranks: tuple[int, ...]
-    # [adapters + 1, out] in fp32: gains, less 1; the last row is that of the model itself
-    gains_less_1: torch.Tensor | None
 
 
 class AdaptedLinear(nn.Module):
@@ -52,8 +32,9 @@ class AdaptedLinear(nn.Module):
         super().__init__()
         self.base = base
         self._rows = rows
-        self._factors: dict[int, _Factors] = {}
-        self._stacks: tuple[tuple[int, ...], _Stack | None] = ((), None)
+        self._factors: dict[int, Factors] = {}
+        self.stack: Stack | None = None
+        """The factors of the adapters in the batch; set before each pass that has others."""
 
     @property
     def weight(self) -> torch.Tensor:
@@ -61,8 +42,8 @@ class AdaptedLinear(nn.Module):
         weight: torch.Tensor = self.base.weight
         return weight
 
-    def add(self, number: int, factors: LayerFactors, memory: FlatMemory) -> None:
-        """Add the factors of an adapter, in `memory` if it has room for them.
+    def add(self, number: int, factors: LayerFactors, arena: Arena) -> None:
+        """Add the factors of an adapter, in `arena` if it has room for them.
 
         Raises `EngineDeadError` if their shapes do not fit, or a value is not finite in the dtype
         of the layer: it would spread to other rows.
@@ -83,7 +64,7 @@ class AdaptedLinear(nn.Module):
             gain[length == 0] = 1.0
             b = b * gain[:, None]
         dtype = self.base.weight.dtype
-        found = _Factors(_place(a, dtype, memory), _place(b.T, dtype, memory), gain)
+        found = Factors(_place(a, dtype, arena), _place(b.T, dtype, arena), gain)
         for name, tensor in found._asdict().items():
             if tensor is not None and not bool(torch.isfinite(tensor).all()):
                 raise EngineDeadError(
@@ -92,33 +73,22 @@ class AdaptedLinear(nn.Module):
         self._factors[number] = found
 
     def remove(self, number: int) -> None:
-        """Remove the factors of an adapter, if the layer has any."""
+        """Remove the factors of an adapter, if the layer has any; the stack may still have them."""
         self._factors.pop(number, None)
-        self._stacks = ((), None)
 
-    def discard_stack(self) -> None:
-        """Free the stacked factors; the next pass stacks them again."""
-        self._stacks = ((), None)
-
-    def list_stack(self, numbers: tuple[int, ...]) -> list[Layout]:
-        """List the tensors that a stack of adapters would have in this layer."""
-        present = [one for number in numbers if (one := self._factors.get(number))]
-        if not present:
-            return []
-        rank = sum(len(one.a) for one in present)
-        b_dtype = torch.float32 if _have_gains(present) else present[0].b.dtype
-        (_, num_in), (_, num_out) = present[0].a.shape, present[0].b.shape
-        return [((rank, num_in), present[0].a.dtype), ((rank, num_out), b_dtype)]
+    def find_factors(self, numbers: Sequence[int]) -> FactorList:
+        """Return the factors of adapters, in order."""
+        return FactorList(self._factors.get(number) for number in numbers)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map `[..., rows, in]` to `[..., rows, out]`, each row with its adapter."""
         outputs: torch.Tensor = self.base(inputs)
-        stack = self._find_stack() if self._rows.numbers else None
+        stack = self.stack if self._rows.numbers else None
         if stack is None:
             return outputs
         product = linear(inputs, stack.a)  # [..., rows, R]
-        if (others := self._rows.find_others(stack.ranks, inputs.size(-2))) is not None:
-            product.masked_fill_(others, 0)  # not a product by 0, which keeps what is not finite
+        if (mask := self._rows.find_mask(stack.ranks, inputs.size(-2))) is not None:
+            product.masked_fill_(mask, 0)  # not a product by 0, which keeps what is not finite
         sums = outputs
         if stack.gains_less_1 is not None:
             sums = self._multiply_gains(outputs, stack.gains_less_1)
@@ -136,47 +106,9 @@ class AdaptedLinear(nn.Module):
         # Not a product by 0 either: in half precision, a row without an adapter may be infinite.
         return torch.where(by_row == 0, wide, torch.addcmul(wide, product, by_row))
 
-    def _find_stack(self) -> _Stack | None:
-        """Return the stacked factors of the batch's adapters; None if none changes this layer."""
-        numbers = self._rows.numbers
-        stacked, stack = self._stacks  # read once: another thread may unload an adapter meanwhile
-        if stacked != numbers:
-            stack = self._build_stack(numbers)
-            self._stacks = (numbers, stack)
-            self._rows.keep(stack)
-        return stack
 
-    def _build_stack(self, numbers: tuple[int, ...]) -> _Stack | None:
-        found = [self._factors.get(number) for number in numbers]
-        present = [one for one in found if one is not None]
-        if not present:
-            return None
-        for one in present:  # another thread may remove it before the copies are complete
-            for tensor in one:
-                if tensor is not None and tensor.is_cuda:
-                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
-        a, b = (self._allocate(shape, dtype) for shape, dtype in self.list_stack(numbers))
-        torch.cat([one.a for one in present], out=a)
-        torch.cat([one.b.to(b.dtype) for one in present], out=b)
-        gains_less_1 = None
-        if _have_gains(present):
-            none = torch.zeros(b.size(1), device=b.device)
-            of_each = [none if one is None or one.gain is None else one.gain - 1 for one in found]
-            gains_less_1 = torch.stack([*of_each, none])
-        return _Stack(a, b, tuple(0 if one is None else len(one.a) for one in found), gains_less_1)
-
-    def _allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        if (memory := self._rows.memory) is not None:
-            return memory.allocate(shape, dtype)
-        return torch.empty(shape, dtype=dtype, device=self.base.weight.device)
-
-
-def _place(tensor: torch.Tensor, dtype: torch.dtype, memory: FlatMemory) -> torch.Tensor:
-    return memory.allocate(tensor.shape, dtype).copy_(tensor)
-
-
-def _have_gains(factors: Sequence[_Factors]) -> bool:
-    return any(one.gain is not None for one in factors)
+def _place(tensor: torch.Tensor, dtype: torch.dtype, arena: Arena) -> torch.Tensor:
+    return arena.allocate(tensor.shape, dtype).copy_(tensor)
 
 
 def _find_shape(layer: Any) -> tuple[int, int]:

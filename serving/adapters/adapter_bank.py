@@ -13,8 +13,8 @@ import torch
 
 from serving.adapters.adapted_linear import ADAPTABLE, AdaptedLinear
 from serving.adapters.adapter_file import LayerFactors, read_adapter
-from serving.adapters.flat_memory import FlatMemory, Layout
-from serving.adapters.row_adapters import RowAdapters, StaticRowAdapters
+from serving.adapters.adapter_stacks import AdapterStacks
+from serving.adapters.arena import Arena, Layout
 from serving.engine.messages import find_adapter
 from serving.errors import EngineDeadError
 
@@ -31,12 +31,8 @@ class AdapterBank:
         self._model = model
         self._page_size = page_size
         self._device: torch.device = model.device
-        self._rows = (
-            RowAdapters()
-            if self._device.type == "cpu"
-            else StaticRowAdapters(self._device, max_rows)
-        )
-        self._stacked: tuple[int, ...] = ()  # the adapters that have room in the rows' memory
+        self._stacks = AdapterStacks(self._device, max_rows)
+        self._layers: list[AdaptedLinear] = []
         self._loaded: set[int] = set()
         self._unwanted: set[int] = set()  # unloaded before they were loaded
         self._lock = Lock()
@@ -76,20 +72,17 @@ class AdapterBank:
 
         Returns what tells apart passes that read different tensors; None if none has an adapter.
         """
-        self._rows.set([(find_adapter(request_id), rows) for request_id, rows in requests])
-        if self._rows.numbers and self._rows.numbers != self._stacked:
-            self._make_room()
-        return self._rows.version if self._rows.numbers else None
+        spans = [(find_adapter(request_id), rows) for request_id, rows in requests]
+        return self._stacks.set_batch(spans, self._layers, self._loaded)
 
     @contextmanager
     def use(self, number: int) -> Iterator[None]:
         """Compute the passes in the body with one adapter for all rows; 0 is the model itself."""
-        self._rows.set_all(number)
-        self._stacked = ()
+        self._stacks.set_batch([(number, 1)], self._layers, self._loaded, is_endless=True)
         try:
             yield
         finally:
-            self._rows.set([])
+            self._stacks.set_batch([], (), ())
 
     def salt(self, request_id: str, token_ids: list[int]) -> list[int]:
         """Return the token ids by which the cache finds pages that a request may share.
@@ -108,13 +101,14 @@ class AdapterBank:
         for name, layer in layers.items():
             parts = (factors[name].a, factors[name].b)
             layouts += [(part.shape, layer.weight.dtype) for part in parts]
-        memory = FlatMemory(layouts, self._device)
+        arena = Arena(layouts, self._device)
         for name, layer in layers.items():
             if not isinstance(layer, AdaptedLinear):
-                layer = AdaptedLinear(layer, self._rows)
+                layer = AdaptedLinear(layer, self._stacks.rows)
                 self._model.set_submodule(name, layer)
+                self._layers.append(layer)
             try:
-                layer.add(number, factors[name], memory)
+                layer.add(number, factors[name], arena)
             except EngineDeadError as exc:
                 raise EngineDeadError(f"{name!r}: {exc.message}") from exc
 
@@ -134,25 +128,8 @@ class AdapterBank:
         return layer
 
     def _remove(self, number: int) -> None:
-        if number in self._stacked:
-            self._stacked = ()
-        for layer in self._list_layers():
+        for layer in self._layers:
             layer.remove(number)
-
-    def _make_room(self) -> None:
-        """Make room for the stacks of a batch, in the place of those before."""
-        self._stacked = self._rows.numbers
-        if self._device.type != "cpu":  # torch has an allocator of its own there
-            return
-        layers = self._list_layers()
-        for layer in layers:
-            layer.discard_stack()
-        self._rows.memory = None
-        layouts = [one for layer in layers for one in layer.list_stack(self._stacked)]
-        self._rows.memory = FlatMemory(layouts, self._device)
-
-    def _list_layers(self) -> list[AdaptedLinear]:
-        return [module for module in self._model.modules() if isinstance(module, AdaptedLinear)]
 
 
 @lru_cache(maxsize=1024)

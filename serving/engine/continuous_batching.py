@@ -134,7 +134,7 @@ def start_manager(
         recorder.reserve(num_rows, vocab_size, model.device)
     manager.warmup()  # allocates the cache in this thread, so that its errors are raised here
     call_before_update(manager, recorder.record)
-    graphs = CudaGraphSets(manager)
+    graphs = CudaGraphSets(manager, captures_others=config.use_cuda_graph is True)
     call_before_pass(manager, lambda requests: graphs.select(adapters.set_batch(requests)))
     salt_shared_pages(manager, adapters.salt)
     manager.start()

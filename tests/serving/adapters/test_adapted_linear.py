@@ -1,7 +1,5 @@
 """Rows of a batch that have different adapters do not influence each other."""
 
-import gc
-import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,13 +13,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from serving.adapters.adapted_linear import AdaptedLinear
 from serving.adapters.adapter_file import LayerFactors
-from serving.adapters.flat_memory import FlatMemory
-from serving.adapters.row_adapters import RowAdapters, StaticRowAdapters
+from serving.adapters.adapter_stacks import AdapterStacks
+from serving.adapters.arena import Arena
+from serving.adapters.row_adapters import MAX_STATIC, RowAdapters, StaticRowAdapters
 from serving.errors import EngineDeadError
 from serving.transformers_internals import CudaGraphSets
 
 SIZE = 32
-NO_ROOM = FlatMemory([], torch.device("cpu"))
+NO_ROOM = Arena([], torch.device("cpu"))
 
 
 def make_layer(dtype: torch.dtype = torch.float32, *, bias: bool = False) -> nn.Linear:
@@ -36,9 +35,31 @@ def make_factors(*, seed: int = 0, magnitude: torch.Tensor | None = None) -> Lay
     return LayerFactors(a, torch.randn(SIZE, 4, generator=generator), 0.5, magnitude)
 
 
-def make_static_rows() -> StaticRowAdapters:
-    """Row adapters as on a GPU, on the CPU."""
-    return StaticRowAdapters(torch.device("cpu"), max_rows=64)
+class Layer:
+    """A layer with adapters; with `is_static`, in tensors that stay in place, as on a GPU."""
+
+    def __init__(
+        self, layer: nn.Linear, adapters: dict[int, LayerFactors], *, is_static: bool = False
+    ) -> None:
+        self._layer = layer
+        self.stacks = AdapterStacks(torch.device("cpu"), max_rows=64)
+        if is_static:
+            self.stacks.rows = StaticRowAdapters(torch.device("cpu"), max_rows=64)
+        self.adapted = AdaptedLinear(layer, self.stacks.rows)
+        self.loaded = set(adapters)
+        for number, factors in adapters.items():
+            self.adapted.add(number, factors, NO_ROOM)
+
+    def set_batch(self, spans: list[tuple[int, int]], *, is_endless: bool = False) -> int | None:
+        """Set the rows of the next pass; returns the version of the stack."""
+        return self.stacks.set_batch(spans, [self.adapted], self.loaded, is_endless=is_endless)
+
+    def compute(self, spans: list[tuple[int, int]], inputs: torch.Tensor) -> torch.Tensor:
+        """Compute a pass."""
+        self.set_batch(spans)
+        found: torch.Tensor = self.adapted(inputs)
+        assert found.dtype == self._layer.weight.dtype
+        return found
 
 
 def compute(
@@ -46,16 +67,8 @@ def compute(
     adapters: dict[int, LayerFactors],
     spans: list[tuple[int, int]],
     inputs: torch.Tensor,
-    rows: RowAdapters | None = None,
 ) -> torch.Tensor:
-    rows = rows or RowAdapters()
-    adapted = AdaptedLinear(layer, rows)
-    for number, factors in adapters.items():
-        adapted.add(number, factors, NO_ROOM)
-    rows.set(spans)
-    found: torch.Tensor = adapted(inputs)
-    assert found.dtype == layer.weight.dtype
-    return found
+    return Layer(layer, adapters).compute(spans, inputs)
 
 
 @pytest.mark.parametrize("part", ["a", "b", "magnitude"])
@@ -91,12 +104,9 @@ def test_rows_whose_product_with_another_adapter_overflows_are_exact(dtype: torc
 
 
 def test_factors_are_stacked_again_only_for_other_adapters() -> None:
-    rows = RowAdapters()
     layer = make_layer()
-    adapted = AdaptedLinear(layer, rows)
     factors = {number: make_factors(seed=number) for number in range(1, 6)}
-    for number, one in factors.items():
-        adapted.add(number, one, NO_ROOM)
+    several = Layer(layer, factors)
     inputs = torch.randn(1, 8, SIZE)
     stacked = []
     for spans in (
@@ -108,16 +118,16 @@ def test_factors_are_stacked_again_only_for_other_adapters() -> None:
         [(5, 4), (3, 4)],
         [(5, 8)],
     ):
-        rows.set(spans)
-        found = adapted(inputs)
+        found = several.compute(spans, inputs)
         start = 0
         for number, count in spans:
             part = inputs[:, start : start + count]
             alone = compute(layer, factors, [(number, count)], part)
             torch.testing.assert_close(found[:, start : start + count], alone)
             start += count
-        stacked.append(rows.numbers)
-    assert stacked == [(1, 2, 3, 4)] * 2 + [()] + [(1, 2, 3, 4), (3,), (3, 5), (3, 5)]
+        stacked.append((several.stacks.rows.numbers, several.stacks.version))
+    first = ((1, 2, 3, 4), 1)
+    assert stacked == [first, first, ((), 1), first, ((3,), 2), ((3, 5), 3), ((3, 5), 3)]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -209,116 +219,114 @@ SPANS: Sequence[list[tuple[int, int]]] = (
     [(0, 8)],
     [(2, 8)],
     [(1, 3), (3, 2), (2, 3)],
+    [(3, 2), (1, 1)],  # and five rows of padding
 )
 
 
-def test_static_rows_compute_as_others_do_in_the_same_tensors() -> None:
-    layer = make_layer(bias=True)
+def make_three() -> dict[int, LayerFactors]:
+    """Make adapters, of which the last one is of DoRA."""
     adapters = {number: make_factors(seed=number) for number in (1, 2)}
-    adapters[3] = make_factors(seed=3, magnitude=torch.rand(SIZE) + 0.5)
-    rows = make_static_rows()
-    adapted = AdaptedLinear(layer, rows)
-    for number, factors in adapters.items():
-        adapted.add(number, factors, NO_ROOM)
-    rows.set([(1, 1), (2, 1), (3, 1)])
-    adapted(torch.randn(1, 8, SIZE))  # padded to 8 rows
-    others = rows.find_others((4, 4, 4), 8)
-    assert others is not None
-    version, place, stack = rows.version, others.data_ptr(), adapted._stacks[1]
-    for spans in SPANS:
-        inputs = torch.randn(1, 8, SIZE)
-        rows.set(spans)
-        found = adapted(inputs)
-        torch.testing.assert_close(found, compute(layer, adapters, spans, inputs))
-        if rows.numbers:
-            others = rows.find_others((4, 4, 4), 8)
-            assert others is not None
-            assert (rows.version, others.data_ptr()) == (version, place)
-            assert adapted._stacks[1] is stack
-            # As a graph does, which reads the tensors of the pass in which it was captured.
-            rows.set([(3, 2), (1, 5), (2, 1)])
-            rows.set(spans)
-            assert torch.equal(adapted(inputs), found)
-    assert rows.version == version
+    return adapters | {3: make_factors(seed=3, magnitude=torch.rand(SIZE) + 0.5)}
 
 
-def test_static_rows_count_a_version_for_every_change_of_the_stack() -> None:
-    rows = make_static_rows()
-    versions = []
-    many = [(number, 1) for number in range(10, 25)]
-    for spans in ([(1, 2), (2, 2)], [(1, 4)], [(0, 4)], [(3, 4)], [(1, 2), (2, 2)], many):
-        rows.set(spans)
-        versions.append((rows.version, len(rows.numbers)))
-    assert versions == [(1, 2), (1, 2), (1, 0), (2, 3), (2, 3), (3, 15)]
-
-
-def test_tensors_that_graphs_read_are_kept_until_the_stack_changes() -> None:
-    rows = make_static_rows()
-    adapted = AdaptedLinear(make_layer(), rows)
-    for number in (1, 2, 3):
-        adapted.add(number, make_factors(seed=number), NO_ROOM)
-    rows.set([(1, 2), (2, 2)])
-    adapted(torch.randn(1, 4, SIZE))
-    stack = adapted._stacks[1]
-    assert stack is not None
-    reference = weakref.ref(stack.a)
-    del stack
-    adapted.remove(2)
-    gc.collect()
-    assert reference() is not None
-    rows.set([(3, 4)])
-    gc.collect()
-    assert reference() is None
-
-
-def test_all_rows_of_a_pass_of_any_length_can_have_one_adapter() -> None:
-    layer, factors = make_layer(), make_factors()
-    rows = make_static_rows()
-    adapted = AdaptedLinear(layer, rows)
-    adapted.add(1, factors, NO_ROOM)
-    inputs = torch.randn(1, 100, SIZE)  # more than `max_rows`
-    rows.set_all(1)
-    found = adapted(inputs)
-    torch.testing.assert_close(found, compute(layer, {1: factors}, [(1, 100)], inputs))
-    rows.set([(0, 2), (1, 2)])
-    found = adapted(inputs[:, :4])
-    torch.testing.assert_close(found, compute(layer, {1: factors}, [(0, 2), (1, 2)], inputs[:, :4]))
-
-
-def test_captured_pass_computes_the_rows_of_later_passes() -> None:
-    """A trace holds the tensors of the pass in which it was made, as a CUDA graph does."""
-    layer = make_layer(bias=True)
-    adapters = {number: make_factors(seed=number) for number in (1, 2)}
-    adapters[3] = make_factors(seed=3, magnitude=torch.rand(SIZE) + 0.5)
-    rows = make_static_rows()
-    adapted = AdaptedLinear(layer, rows)
-    for number, factors in adapters.items():
-        adapted.add(number, factors, NO_ROOM)
-    rows.set([(1, 1), (2, 1), (3, 1)])
-    adapted(torch.zeros(1, 8, SIZE))
-    captured = make_fx(adapted)(torch.zeros(1, 8, SIZE))
+def test_recorded_pass_computes_the_rows_of_later_passes() -> None:
+    """A record has the tensors of the pass in which it was made, as a CUDA graph has."""
+    layer, adapters = make_layer(bias=True), make_three()
+    static = Layer(layer, adapters, is_static=True)
+    static.set_batch([(1, 1), (2, 1), (3, 1)])
+    recorded = make_fx(static.adapted)(torch.zeros(1, 8, SIZE))
     results = []
     inputs = torch.randn(1, 8, SIZE)
     for spans in SPANS:
-        rows.set(spans)
-        if rows.numbers:  # passes of the model itself have graphs of their own
-            found = captured(inputs)
-            torch.testing.assert_close(found, compute(layer, adapters, spans, inputs))
+        version = static.set_batch(spans)
+        if version is not None:  # passes of the model itself have graphs of their own
+            assert version == 1
+            found = recorded(inputs)
+            padded = [*spans, (0, 8 - sum(count for _, count in spans))]
+            torch.testing.assert_close(found, compute(layer, adapters, padded, inputs))
+            assert torch.equal(static.adapted(inputs), found)
             results.append(found)
-    assert rows.version == 1
     assert len(results) == len(SPANS) - 1
     assert not any(torch.equal(one, other) for one, other in pairwise(results))
 
 
-def test_graphs_of_adapters_are_kept_apart_from_those_of_the_model() -> None:
+def test_padding_rows_have_no_adapter_of_an_earlier_stack() -> None:
+    """Previously, they named adapters beyond the end of a smaller stack."""
+    layer = make_layer()
+    adapters = {number: make_factors(seed=number) for number in range(1, MAX_STATIC + 1)}
+    dora = make_factors(magnitude=torch.rand(SIZE) + 0.5)
+    static = Layer(layer, {**adapters, 90: dora}, is_static=True)
+    inputs = torch.randn(1, 40, SIZE)
+    static.compute([(number, 2) for number in adapters], inputs)
+    static.loaded -= set(adapters) - {3}
+    assert static.set_batch([(90, 1)]) == 2
+    assert static.stacks.rows.numbers == (3, 90)
+    found = static.adapted(inputs)
+    torch.testing.assert_close(found, compute(layer, {90: dora}, [(90, 1), (0, 39)], inputs))
+
+
+def test_stack_on_a_gpu_keeps_the_adapters_used_last() -> None:
+    adapters = {number: make_factors(seed=number) for number in range(1, 25)}
+    static = Layer(make_layer(), adapters, is_static=True)
+    seen = []
+    batches = ([(1, 2), (2, 2)], [(1, 4)], [(0, 4)], [(3, 4)], [(1, 2), (2, 2)])
+    for spans in (*batches, [(number, 1) for number in range(4, 20)], [(1, 1)]):
+        static.set_batch(spans)
+        seen.append((static.stacks.version, static.stacks.rows.numbers))
+    three, sixteen = (1, 2, 3), tuple(range(4, 20))
+    assert seen[:6] == [(1, (1, 2)), (1, (1, 2)), (1, ()), (2, three), (2, three), (3, sixteen)]
+    version, numbers = seen[6]
+    assert version == 4
+    assert len(numbers) == MAX_STATIC
+    assert 1 in numbers
+    assert set(numbers) <= {1, *sixteen}
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_unloaded_adapter_leaves_the_stack_with_the_next_batch(is_static: bool) -> None:
+    layer, adapters = make_layer(), make_three()
+    one = Layer(layer, adapters, is_static=is_static)
+    inputs = torch.randn(1, 4, SIZE)
+    before = one.compute([(1, 2), (2, 1), (3, 1)], inputs)
+    one.loaded.remove(3)
+    one.adapted.remove(3)
+    torch.testing.assert_close(one.adapted(inputs), before)  # of a pass that is still computed
+    expected = compute(layer, adapters, [(1, 2), (2, 2)], inputs)
+    torch.testing.assert_close(one.compute([(1, 2), (2, 2)], inputs), expected)
+    assert one.stacks.rows.numbers == (1, 2)
+    assert one.adapted.stack is not None
+    assert one.adapted.stack.ranks == (4, 4)
+    # A request that was cancelled may still be in a pass: its rows get the model's own results.
+    rest = one.compute([(1, 2), (3, 2)], inputs)
+    torch.testing.assert_close(rest, compute(layer, adapters, [(1, 2), (0, 2)], inputs))
+
+
+def test_all_rows_of_a_pass_of_any_length_can_have_one_adapter() -> None:
+    layer, factors = make_layer(), make_factors()
+    static = Layer(layer, {1: factors}, is_static=True)
+    inputs = torch.randn(1, 100, SIZE)  # more than `max_rows`
+    static.set_batch([(1, 1)], is_endless=True)
+    found = static.adapted(inputs)
+    torch.testing.assert_close(found, compute(layer, {1: factors}, [(1, 100)], inputs))
+    few, spans = inputs[:, :4], [(0, 2), (1, 2)]
+    expected = compute(layer, {1: factors}, spans, few)
+    torch.testing.assert_close(static.compute(spans, few), expected)
+
+
+@pytest.mark.parametrize("captures_others", [False, True])
+def test_graphs_of_adapters_are_kept_apart_from_those_of_the_model(captures_others: bool) -> None:
     plain = SimpleNamespace()
     inputs = SimpleNamespace(graphs=plain)
-    manager: Any = SimpleNamespace(batch_processor=SimpleNamespace(inputs_and_outputs=inputs))
-    graphs = CudaGraphSets(manager)
+    runner = SimpleNamespace(use_cuda_graph_varlen=True, use_cuda_graph_decode=False)
+    processor = SimpleNamespace(inputs_and_outputs=inputs, model_runner=runner)
+    manager: Any = SimpleNamespace(batch_processor=processor)
+    graphs = CudaGraphSets(manager, captures_others=captures_others)
     used = []
-    for version in (None, 1, 1, None, 1, 2, None, 1):
+    for version in (None, 1, 1, None, 1, 2, None, 3):
         graphs.select(version)
         used.append(inputs.graphs)
+        assert runner.use_cuda_graph_varlen == (version is None or captures_others)
+        assert not runner.use_cuda_graph_decode
     assert [one is plain for one in used] == [True, False, False, True, False, False, True, False]
     assert used[1] is used[2] is used[4]
     assert len({id(used[number]) for number in (1, 5, 7)}) == 3

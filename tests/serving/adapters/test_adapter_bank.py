@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from serving.adapters.adapted_linear import AdaptedLinear
 from serving.adapters.adapter_bank import AdapterBank
 from serving.adapters.adapter_file import LayerFactors
-from serving.adapters.flat_memory import FlatMemory
+from serving.adapters.arena import Arena
 from serving.engine.engine import Engine
 from serving.engine.messages import find_adapter, name_request
 from serving.engine.sampling import Sampling
@@ -192,13 +192,11 @@ def test_failure_of_any_kind_leaves_no_factors(
     add = AdaptedLinear.add
     added: list[AdaptedLinear] = []
 
-    def fail_late(
-        layer: AdaptedLinear, number: int, factors: LayerFactors, memory: FlatMemory
-    ) -> None:
+    def fail_late(layer: AdaptedLinear, number: int, factors: LayerFactors, arena: Arena) -> None:
         if len(added) == 3:
             raise RuntimeError("out of memory")
         added.append(layer)
-        add(layer, number, factors, memory)
+        add(layer, number, factors, arena)
 
     monkeypatch.setattr(AdaptedLinear, "add", fail_late)
     with pytest.raises(RuntimeError, match="^out of memory"):
@@ -263,12 +261,18 @@ def test_factors_and_stacks_of_all_layers_are_in_one_block_each(
         requests = [(name_request(number, number), 1) for number in numbers]
         bank.set_batch([(name_request(9, 0), len(PROMPT) - len(requests)), *requests])
         model(ids)
-        stacks = [stack for layer in layers if (stack := layer._stacks[1]) is not None]
+        stacks = [layer.stack for layer in layers if layer.stack is not None]
         return {part.untyped_storage().data_ptr() for one in stacks for part in (one.a, one.b)}
 
     assert len(find_blocks([1, 2, 3])) == 1
     bank.unload(2)
-    assert len(find_blocks([1, 3])) == 1
+    blocks = find_blocks([1, 3])
+    bank.unload(4)  # in no stack
+    with bank.use(0):
+        model(ids)
+    with bank.use(3):
+        model(ids)
+    assert find_blocks([1, 3]) == blocks
     with bank.use(4):
         model(ids)
     assert len(find_blocks([1, 3])) == 1

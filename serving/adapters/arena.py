@@ -14,7 +14,7 @@ Layout = tuple[Sequence[int], torch.dtype]
 """The shape and the dtype of a tensor."""
 
 
-class FlatMemory:
+class Arena:
     """Allocates tensors in a block that has room for `layouts`."""
 
     def __init__(self, layouts: Iterable[Layout], device: torch.device) -> None:

@@ -2,14 +2,14 @@
 
 import torch
 
-from serving.adapters.flat_memory import FlatMemory, Layout
+from serving.adapters.arena import Arena, Layout
 
 CPU = torch.device("cpu")
 LAYOUTS: list[Layout] = [((3, 5), torch.bfloat16), ((7,), torch.float32), ((2, 2), torch.float16)]
 
 
 def test_tensors_are_aligned_and_do_not_overlap() -> None:
-    memory = FlatMemory(LAYOUTS, CPU)
+    memory = Arena(LAYOUTS, CPU)
     tensors = [memory.allocate(shape, dtype) for shape, dtype in LAYOUTS]
     for number, tensor in enumerate(tensors):
         tensor.fill_(number + 1)
@@ -21,7 +21,7 @@ def test_tensors_are_aligned_and_do_not_overlap() -> None:
 
 
 def test_tensor_without_room_is_separate() -> None:
-    memory = FlatMemory(LAYOUTS[:1], CPU)
+    memory = Arena(LAYOUTS[:1], CPU)
     first = memory.allocate(*LAYOUTS[0]).fill_(1)
     second = memory.allocate(*LAYOUTS[1]).fill_(2)
     assert bool((first == 1).all())
