@@ -100,6 +100,7 @@ def make_case(
     return Case(settings, num_shares=num_replicas, **changes)
 
 
+@pytest.mark.computes
 def test_pipelines_equal_one_process_and_are_consolidated(folder: Path) -> None:
     plain = {name: train_plainly(folder, make_case(folder, name, 2, last=6)) for name in MODELS}
     with_dropout = []
@@ -155,6 +156,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.computes
 def test_replicas_resume_exactly(folder: Path) -> None:
     """Two replicas of two stages; one of the models has dropout."""
 
@@ -205,6 +207,7 @@ def check_master_weights(checkpoint: Path, base_model: Path) -> None:
         assert not torch.equal(weights.flatten(), target.float()), name
 
 
+@pytest.mark.computes
 def test_loss_that_is_not_finite_is_refused(folder: Path) -> None:
     model = build_model("llama-untied", vocabulary=384)
     with torch.no_grad():
