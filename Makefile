@@ -21,7 +21,7 @@ setup: $(VENV)/.installed $(VENV)/.compiled ## install everything that `make run
 
 test: $(VENV)/.installed-test $(VENV)/openapi-client/.installed $(VENV)/.compiled ## run all tests
 	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
-	$(BIN)/python -m pytest -m e2e --durations=15
+	.ci/e2e.sh $(BIN)/python
 
 chaos: $(VENV)/.installed-test $(VENV)/.compiled ## kill every part of the application 50 times; takes hours
 	CHAOS_KILLS=50 CHAOS_FILES=2000 FUZZ_REQUESTS=5000 $(BIN)/python -m pytest -s tests/faults tests/e2e/test_openapi.py

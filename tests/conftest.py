@@ -8,6 +8,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-from tests.training_process import trained_folder, whole
+from tests.training_process import exact, trained_folder, whole
 
-__all__ = ["trained_folder", "whole"]
+__all__ = ["exact", "trained_folder", "whole"]

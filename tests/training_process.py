@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from storage import durable
+from system.process_ends import wait_for_ends
 from tests.tiny_model import build_tiny_model
 from tests.waiting import wait_until
 
@@ -33,6 +34,13 @@ SPEC: dict[str, Any] = {
     "evaluate_every_steps": 7,
     "save_every_steps": 5,
 }
+EXACT: dict[str, Any] = {
+    "precision": "fp32",
+    "epochs": 2,
+    "shuffle_window": 500,
+    "learning_rate": 0.001,
+}
+"""Settings with which rounding stays small, so that other strategies have the same losses."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,15 @@ def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> TrainedFolder:
 def whole(trained_folder: TrainedFolder) -> Steps:
     """The steps of an uninterrupted run."""
     return trained_folder.steps
+
+
+@pytest.fixture(scope="session")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    """The steps of an uninterrupted run with the settings `EXACT` and ZeRO-3."""
+    folder = write_inputs(tmp_path_factory.mktemp("exact"))
+    with start(folder, "exact", **EXACT) as process:
+        assert finish(process) == 0
+    return read_steps(folder, "exact")
 
 
 def write_inputs(folder: Path) -> Path:
@@ -109,8 +126,7 @@ def end(processes: list[psutil.Process]) -> None:
     for process in processes:
         if process.is_running():
             process.kill()
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert not alive
+    assert not wait_for_ends(processes, 30)
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:

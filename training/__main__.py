@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -28,6 +28,7 @@ from storage.durable import DamagedFileError
 from storage.local_paths import check_local_path
 from storage.privacy import keep_files_private
 from system.byte_progress import show_bytes
+from system.process_ends import wait_for_ends
 from system.threads import lower_process_priority
 from training.cluster.agent_port import choose_free_agent_port
 from training.command.full_output import drop_output_on_full_disk
@@ -267,14 +268,25 @@ def _connect_to_ray() -> Iterator[None]:
     if address == "local":
         # Monitoring a cluster takes CPU time of every core, and its data would not be read here.
         alone = {"include_dashboard": False, "_system_config": _UNMONITORED}
+    others = set(psutil.Process().children())
     with choose_free_agent_port() if alone else nullcontext():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **alone)
+    started = set(psutil.Process().children()) - others if alone else set()
     try:
         yield
     finally:
-        ours = psutil.Process().children(recursive=True) if alone else []
+        ours = _list_families(started)
         ray.shutdown()
         kill_leftover_processes(ours)
+
+
+def _list_families(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return processes with their descendants, except for those that have ended."""
+    found: list[psutil.Process] = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found += [*process.children(recursive=True), process]
+    return found
 
 
 def kill_leftover_processes(
@@ -284,12 +296,12 @@ def kill_leftover_processes(
 
     Ray no longer tracks a worker that has begun to exit, and a few in a hundred of these never end.
     """
-    _, remaining = psutil.wait_procs(processes, timeout=timeout_s)
+    remaining = wait_for_ends(processes, timeout_s)
     for process in remaining:
         logger.warning("killing process %d, which runs although its cluster has ended", process.pid)
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(remaining, timeout=timeout_s)
+    wait_for_ends(remaining, timeout_s)
 
 
 @contextmanager

@@ -114,6 +114,8 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
     if len(nodes) == 1 and spec.min_workers is None:
         # Ray Train's watcher for node preemption is a process that takes seconds to start.
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    # Ray Train notices the end of the workers when it polls them, by default every two seconds.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     if spec.strategy != "ddp" and not use_gpu and ensure_cpu_op():
         run.events.add("Compiled DeepSpeed's CPU operation; this happens once on a machine")
     ending = train(run, spec, use_gpu=use_gpu)

@@ -17,6 +17,7 @@ import psutil
 
 from apps.cli import preflight
 from apps.drain import DrainSignal
+from system.process_ends import wait_for_ends
 
 STOP_TIMEOUT_S = 30.0
 URGENT_TIMEOUT_S = 5.0
@@ -131,7 +132,7 @@ def stop_server(
                 server.wait()
             else:
                 time.sleep(_POLL_S)
-    for process in psutil.wait_procs(family, timeout=min(timeout_s, URGENT_TIMEOUT_S))[1]:
+    for process in wait_for_ends(family, min(timeout_s, URGENT_TIMEOUT_S)):
         with suppress(psutil.NoSuchProcess):
             process.kill()
 

@@ -89,6 +89,7 @@ def differ_from(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_losses_equal_those_of_peft(folder: Path, world_size: int) -> None:
     cases = [
@@ -108,6 +109,7 @@ def test_losses_equal_those_of_peft(folder: Path, world_size: int) -> None:
         assert differences["parameter"] < 1e-3, case
 
 
+@pytest.mark.computes
 def test_continued_adapter_equals_one_of_peft(folder: Path, tmp_path: Path) -> None:
     cases, plain = [], []
     for kind in ("lora", "dora", "rslora"):
@@ -132,6 +134,7 @@ def test_continued_adapter_equals_one_of_peft(folder: Path, tmp_path: Path) -> N
     assert abs(fresh.losses[0] - plain[0].losses[0]) > 0.1  # the start makes a difference
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_resumed_adapter_equals_uninterrupted_one(
     folder: Path, tmp_path: Path, world_size: int
@@ -159,6 +162,7 @@ def test_resumed_adapter_equals_uninterrupted_one(
         assert all("lora_" in name for name in names), names
 
 
+@pytest.mark.computes
 def test_exported_adapter_has_the_logits_of_training(folder: Path, tmp_path: Path) -> None:
     cases = [
         make_case(kind, strategy, checkpoint=tmp_path / f"{kind}-{number}", save_after=10)
@@ -210,6 +214,7 @@ def test_exported_adapter_has_the_logits_of_training(folder: Path, tmp_path: Pat
             assert differ_from(complete(**prompt).logits[0], adapted) < ROUNDING
 
 
+@pytest.mark.computes
 def test_start_from_the_base_weights_is_published_in_half_precision(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -254,6 +259,7 @@ def test_ddp_has_the_losses_of_zero(tmp_path: Path) -> None:
         assert [step[name] for step in found if name in step] == pytest.approx(values, rel=1e-4)
 
 
+@pytest.mark.computes
 def test_merged_model_in_fp32_of_run_in_half_precision_is_accepted(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ from training.checkpoint.reference_logits import PROBE_NAME, read_probe
 from training.checkpoint.restore import convert_to_universal
 from training.export.consolidate import consolidate_checkpoint
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.computes]
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -13,7 +13,7 @@ from tests.e2e.training_group import Case, Trained, train_in_group, train_plainl
 from tests.tiny_model import build_tiny_model
 from training.batching import BatchLayout
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.computes]
 
 LAYOUTS: tuple[BatchLayout, ...] = ("padded", "flattened")
 GRID = [

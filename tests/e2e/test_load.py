@@ -18,7 +18,7 @@ from benchmarks.application import find_free_port, write_deploy_file
 from tests.e2e.conftest import ROOT, Application, start_application
 from tests.waiting import wait_for, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 MODEL = "tuneserve-demo"
 RUNNING, QUEUED = 4, 4

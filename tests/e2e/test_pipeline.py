@@ -100,6 +100,7 @@ def make_case(
     return Case(settings, num_shares=num_replicas, **changes)
 
 
+@pytest.mark.computes
 def test_pipelines_equal_one_process_and_are_consolidated(folder: Path) -> None:
     plain = {name: train_plainly(folder, make_case(folder, name, 2, last=6)) for name in MODELS}
     with_dropout = []
@@ -155,6 +156,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.computes
 def test_replicas_resume_exactly(folder: Path) -> None:
     """Two replicas of two stages; one of the models has dropout."""
 
@@ -205,6 +207,7 @@ def check_master_weights(checkpoint: Path, base_model: Path) -> None:
         assert not torch.equal(weights.flatten(), target.float()), name
 
 
+@pytest.mark.computes
 def test_loss_that_is_not_finite_is_refused(folder: Path) -> None:
     model = build_model("llama-untied", vocabulary=384)
     with torch.no_grad():
@@ -216,7 +219,10 @@ def test_loss_that_is_not_finite_is_refused(folder: Path) -> None:
 
 
 def test_killed_run_takes_the_same_steps(tmp_path: Path) -> None:
-    """Two stages, killed and uninterrupted, and one process with ZeRO, all on Ray."""
+    """Two stages, killed once, and one process with ZeRO, both on Ray.
+
+    `test_replicas_resume_exactly` compares a pipeline with itself.
+    """
     folder = write_inputs(tmp_path)
     settings: dict[str, Any] = {
         "precision": "fp32",
@@ -226,20 +232,17 @@ def test_killed_run_takes_the_same_steps(tmp_path: Path) -> None:
     }
     with start(folder, "alone", num_workers=1, **settings) as process:
         assert finish(process) == 0
-    with start(folder, "whole", strategy="pipeline", **settings) as process:
-        assert finish(process) == 0
     with start(folder, "killed", strategy="pipeline", **settings) as process:
         wait_for_step(folder, "killed", 8, process)
         kill(process)
-    whole = read_steps(folder, "whole")
-    assert len(read_steps(folder, "killed")) < len(whole)
+    alone = read_steps(folder, "alone")
+    assert len(read_steps(folder, "killed")) < len(alone)
     with start(folder, "killed", strategy="pipeline", **settings) as process:
         assert finish(process) == 0
-    assert read_steps(folder, "killed") == whole
+    found = read_steps(folder, "killed")
     messages = read_messages(folder, "killed")
     assert sum(message.startswith("Resuming after step") for message in messages) == 1
-    alone = read_steps(folder, "alone")
     for name in ("loss", "grad_norm", "eval_loss"):
         values = [step[name] for step in alone if name in step]
-        assert [step[name] for step in whole if name in step] == pytest.approx(values, rel=1e-4)
+        assert [step[name] for step in found if name in step] == pytest.approx(values, rel=1e-4)
     assert durable.read_json(folder / "killed" / "model" / "verification.json")["passed"]

@@ -23,7 +23,11 @@ from training.data.text.encoding import TokenSample
 from training.data.text.token_layout import TokenRow
 from training.deepspeed.optimizer import build_optimizer, learning_rate_at
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.computes,
+    pytest.mark.filterwarnings("ignore"),
+]
 
 TARGETS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 NUM_COMPARED = 20

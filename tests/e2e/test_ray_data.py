@@ -14,7 +14,9 @@ import pytest
 import ray
 
 from tests.training_process import (
+    EXACT,
     ROWS,
+    Steps,
     finish,
     kill,
     read_messages,
@@ -26,13 +28,7 @@ from tests.training_process import (
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS: dict[str, Any] = {
-    "precision": "fp32",
-    "epochs": 2,
-    "shuffle_window": 500,
-    "learning_rate": 0.001,
-    "cpus_per_worker": 0.5,
-}
+SETTINGS: dict[str, Any] = {**EXACT, "cpus_per_worker": 0.5}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,22 +62,21 @@ def find_training_workers() -> list[psutil.Process]:
     return found
 
 
-def test_stream_has_the_losses_of_tables_through_lost_workers_and_a_kill(folder: Path) -> None:
-    with start(folder, "table", **SETTINGS) as process:
-        assert finish(process) == 0
-    expected = read_steps(folder, "table")
+def test_stream_has_the_losses_of_tables_through_lost_workers_and_a_kill(
+    folder: Path, exact: Steps
+) -> None:
     with start(folder, "stream", data_engine="ray", **SETTINGS) as process:
         wait_for_step(folder, "stream", 7, process)
         find_training_workers()[0].send_signal(signal.SIGKILL)
         wait_for_step(folder, "stream", 12, process)
         kill(process)
-    assert len(read_steps(folder, "stream")) < len(expected)
+    assert len(read_steps(folder, "stream")) < len(exact)
     with start(folder, "stream", data_engine="ray", **SETTINGS) as process:
         assert finish(process) == 0
     found = read_steps(folder, "stream")
-    assert len(found) == len(expected) > 20
+    assert len(found) == len(exact) > 20
     for name in ("loss", "grad_norm", "eval_loss"):
-        values = [step[name] for step in expected if name in step]
+        values = [step[name] for step in exact if name in step]
         assert [step[name] for step in found if name in step] == pytest.approx(values, rel=1e-6)
     messages = read_messages(folder, "stream")
     resumed = [message for message in messages if message.startswith("Resuming after step")]

@@ -19,6 +19,7 @@ from openai import OpenAI
 
 from benchmarks.application import find_free_port, write_deploy_file
 from storage import durable
+from system.process_ends import is_running, wait_for_ends
 from tests.e2e.conftest import ROOT, START_TIMEOUT_S
 from tests.tiny_model import build_tiny_model
 from tests.training_process import finish, read_steps, start, wait_for_step, write_inputs
@@ -44,14 +45,6 @@ SETTINGS = {
     "learning_rate": 0.003,
     "micro_batch_tokens": 256,
 }
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process still runs; an ended orphan may remain as a zombie."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def build_endless_model(directory: Path) -> Path:
@@ -97,7 +90,7 @@ class Supervisor:
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
     def find_survivors(self) -> list[psutil.Process]:
-        return [process for process in self.family if is_alive(process)]
+        return [process for process in self.family if is_running(process)]
 
     def stop(self) -> None:
         self.client.close()
@@ -218,7 +211,7 @@ def test_sigterm_drains_and_next_start_resumes_runs(
     stream.join(90)
     assert stream.finish_reason == "length"
     assert first.process.wait(120) == 0, (folder / "supervisor.log").read_text()
-    assert not psutil.wait_procs(first.family, timeout=10)[1]
+    assert not wait_for_ends(first.family, 10)
     record = read_run(folder, running)
     steps = list_steps(folder, running)
     assert (record["status"], record["pause_reason"]) == ("paused", "shutdown")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from system.process_ends import wait_for_ends
 from tests.e2e.conftest import Application
 
 _REPLICA = "ray::ServeReplica"
@@ -58,8 +59,7 @@ def kill_tree(root: psutil.Process, timeout_s: float = 30.0) -> None:
         send_signal(process, signal.SIGSTOP)
     for process in processes:
         send_signal(process, signal.SIGKILL)
-    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
-    assert not alive
+    assert not wait_for_ends(processes, timeout_s)
 
 
 def send_signal(process: psutil.Process, number: signal.Signals) -> bool:

@@ -2,6 +2,6 @@
 
 import os
 
-NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "3"))
+NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "1"))
 SEED = int(os.environ.get("CHAOS_SEED", "19"))
 REPORT = os.environ.get("CHAOS_REPORT")

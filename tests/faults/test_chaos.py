@@ -1,6 +1,6 @@
 """SIGKILL at random times: nothing that was acknowledged is lost, incomplete, or computed twice.
 
-`CHAOS_KILLS` sets the number of kills per target (3 by default), `CHAOS_SEED` their order and
+`CHAOS_KILLS` sets the number of kills per target (1 by default), `CHAOS_SEED` their order and
 times, and `CHAOS_REPORT` a file that receives the figures as JSON. `make chaos` runs 50.
 """
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import ray
 
+from system.process_ends import wait_for_ends
 from tests.tiny_model import build_tiny_model
 from training.__main__ import PAUSED_STATUS, kill_leftover_processes, main
 from training.run.folder import RunFolder
@@ -22,7 +23,7 @@ def test_remaining_processes_of_cluster_are_killed() -> None:
         hanging.stdout.readline()
         process = psutil.Process(hanging.pid)
         kill_leftover_processes([process], timeout_s=0.1)
-        assert not psutil.wait_procs([process], timeout=5)[1]
+        assert not wait_for_ends([process], 5)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     found = psutil.Process(gone.pid)
     gone.wait()
@@ -51,6 +52,39 @@ def run_without_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch, **chang
     (folder / "spec.json").write_text(json.dumps(values))
     arguments = [str(folder / "spec.json"), "--output", str(folder / "run")]
     return main([*arguments, "--cache", str(folder / "cache")])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rate": 0}, "learning_rate is 0: it should be greater than 0"),
+        ({"train_file": "gone.jsonl"}, "no file at"),
+        ({"base_model": "no/such-model"}, "base_model 'no/such-model' is neither"),
+        ({"max_length": 4096, "micro_batch_tokens": 4096}, "a context of 128 tokens"),
+    ],
+)
+def test_invalid_input_prints_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_without_a_cluster(tmp_path, monkeypatch, **change) == 2
+    error_output = " ".join(capsys.readouterr().err.split())
+    assert message in error_output
+    assert "Traceback" not in error_output
+
+
+def test_folder_with_other_content_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "letters.txt").write_text("mine")
+    assert run_without_a_cluster(tmp_path, monkeypatch) == 2
+    assert "is not empty and contains no run" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "run" / "letters.txt").read_text() == "mine"
 
 
 def test_folder_of_rejected_first_start_can_be_reused(
