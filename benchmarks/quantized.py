@@ -22,7 +22,6 @@ GPU at once. Last line: one JSON object, in which ratio_X is our speed divided b
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -46,6 +45,7 @@ from benchmarks.workbench import (
     read_rows,
     start_run,
 )
+from system.free_resources import measure_size
 from training.base_model import load_tokenizer
 from training.checkpoint.format import list_checkpoints
 
@@ -203,8 +203,7 @@ def _run_ours(bench: Workbench) -> dict[str, Any]:
         metrics = run.folder.metrics.read()
         last_event = run.folder.events.read()[-1]["message"]
         checkpoint = list_checkpoints(run.folder.checkpoints)[0].path
-        size = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
-        shutil.rmtree(run.folder.model)
+        size = measure_size(checkpoint)
     ends_s = [line["elapsed_s"] for line in metrics]
     return {
         **summarise_steps(ends_s, [int(line["tokens"]) for line in metrics]),

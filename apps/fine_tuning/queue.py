@@ -128,12 +128,7 @@ class RunQueue:
 
         Without a task, they are for the one that suits the model best.
         """
-        return await asyncio.to_thread(
-            describe_defaults,
-            ModelStore(self.layout),
-            model,
-            task,
-        )
+        return await asyncio.to_thread(describe_defaults, ModelStore(self.layout), model, task)
 
     async def cancel(self, run_id: str) -> JobObject:
         """Cancel a queued, paused or running run now; return the job as the API shows it.

@@ -231,12 +231,7 @@ class JobCreator:
 
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
         training_file = str(paths[request.training_file])
-        defaults = build_default_spec(
-            self._models,
-            model,
-            training_file,
-            request.task,
-        )
+        defaults = build_default_spec(self._models, model, training_file, request.task)
         spec = request.resolve_settings(defaults, paths)
         _check_loop(spec, self._allowed_loops)
         _check_served(spec)

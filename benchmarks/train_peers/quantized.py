@@ -27,9 +27,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from benchmarks.train_peers.collator import CountingCollator
 from benchmarks.train_peers.report import NUM_WARMUP_STEPS, summarise_steps
-from benchmarks.workbench import CONTEXT_LENGTH, LEARNING_RATE, Workbench
+from benchmarks.train_peers.trainer_parts import CountingCollator, list_common_arguments
+from benchmarks.workbench import CONTEXT_LENGTH, Workbench
 from training.adapters.layers import plan_adapter
 from training.adapters.quantization import build_quantization
 from training.spec import TrainingSpec
@@ -75,19 +75,8 @@ def main() -> None:
             output_dir=str(bench.path / "trainer"),
             bf16=True,
             use_cpu=not torch.cuda.is_available(),
-            num_train_epochs=1,
-            learning_rate=LEARNING_RATE,
-            lr_scheduler_type="constant",
-            optim="adamw_torch_fused",
-            weight_decay=spec.weight_decay,
-            adam_beta1=spec.adam_betas[0],
-            adam_beta2=spec.adam_betas[1],
-            adam_epsilon=spec.adam_epsilon,
-            max_grad_norm=spec.max_grad_norm,
-            logging_strategy="no",
             save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
+            **list_common_arguments(spec),
             **changes,
         ),
         train_dataset=load_dataset("json", data_files=str(bench.tokens_file), split="train"),

@@ -32,9 +32,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from benchmarks.train_peers.collator import CountingCollator
 from benchmarks.train_peers.report import StepClock
-from benchmarks.workbench import LEARNING_RATE, NUM_WORKERS, Workbench
+from benchmarks.train_peers.trainer_parts import CountingCollator, list_common_arguments
+from benchmarks.workbench import NUM_WORKERS, Workbench
 from system.free_resources import measure_size
 from training.adapters.layers import plan_adapter
 
@@ -116,23 +116,11 @@ def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
     }
-    spec = bench.read_spec()
     return TrainingArguments(
         output_dir=str(bench.path / "trainer"),
         deepspeed={**bench.read_deepspeed_config(), **batch},
         accelerator_config={"use_configured_state": True},
-        num_train_epochs=1,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        optim="adamw_torch_fused",
-        weight_decay=spec.weight_decay,
-        adam_beta1=spec.adam_betas[0],
-        adam_beta2=spec.adam_betas[1],
-        adam_epsilon=spec.adam_epsilon,
-        max_grad_norm=spec.max_grad_norm,
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **list_common_arguments(bench.read_spec()),
         **{"save_strategy": "no", **changes},
     )
 

@@ -44,6 +44,13 @@ def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     ]
 
 
+def open_bank(directory: Path) -> tuple[Any, AdapterBank, torch.Tensor]:
+    """Load a model without an engine; returns it, its bank, and the ids of `PROMPT`."""
+    model, _ = load_model(directory)
+    bank = AdapterBank(model, page_size=4, max_rows=64)
+    return model, bank, torch.tensor([PROMPT], device=model.device)
+
+
 async def answer(engine: Engine, prompt: Sequence[int], num_tokens: int = 10) -> str:
     sampling = Sampling(max_new_tokens=num_tokens, temperature=0.0)
     pieces = engine.generate(prompt, sampling, in_pieces=False)
@@ -185,9 +192,7 @@ async def test_adapter_stops_at_the_end_token_of_its_own_tokenizer(
 def test_failure_of_any_kind_leaves_no_factors(
     tiny_model: Path, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _ = load_model(tiny_model)
-    bank = AdapterBank(model, page_size=4, max_rows=64)
-    ids = torch.tensor([PROMPT], device=model.device)
+    model, bank, ids = open_bank(tiny_model)
     before = model(ids).logits
     add = AdaptedLinear.add
     added: list[AdaptedLinear] = []
@@ -208,9 +213,7 @@ def test_failure_of_any_kind_leaves_no_factors(
 def test_adapter_unloaded_before_it_was_loaded_is_not_kept(
     tiny_model: Path, adapters: list[Path]
 ) -> None:
-    model, _ = load_model(tiny_model)
-    bank = AdapterBank(model, page_size=4, max_rows=64)
-    ids = torch.tensor([PROMPT], device=model.device)
+    model, bank, ids = open_bank(tiny_model)
     before = model(ids).logits
     bank.unload(1)
     bank.load(1, adapters[0])
@@ -250,9 +253,7 @@ def test_adapter_of_an_expert_is_refused(tiny_model: Path, tmp_path: Path) -> No
 def test_factors_and_stacks_of_all_layers_are_in_one_block_each(
     tiny_model: Path, adapters: list[Path]
 ) -> None:
-    model, _ = load_model(tiny_model)
-    bank = AdapterBank(model, page_size=4, max_rows=64)
-    ids = torch.tensor([PROMPT], device=model.device)
+    model, bank, ids = open_bank(tiny_model)
     for number, path in enumerate(adapters, 1):
         bank.load(number, path)
     layers = [module for module in model.modules() if isinstance(module, AdaptedLinear)]

@@ -9,8 +9,8 @@ LAYOUTS: list[Layout] = [((3, 5), torch.bfloat16), ((7,), torch.float32), ((2, 2
 
 
 def test_tensors_are_aligned_and_do_not_overlap() -> None:
-    memory = Arena(LAYOUTS, CPU)
-    tensors = [memory.allocate(shape, dtype) for shape, dtype in LAYOUTS]
+    arena = Arena(LAYOUTS, CPU)
+    tensors = [arena.allocate(shape, dtype) for shape, dtype in LAYOUTS]
     for number, tensor in enumerate(tensors):
         tensor.fill_(number + 1)
     for number, (tensor, (shape, dtype)) in enumerate(zip(tensors, LAYOUTS, strict=True)):
@@ -21,8 +21,8 @@ def test_tensors_are_aligned_and_do_not_overlap() -> None:
 
 
 def test_tensor_without_room_is_separate() -> None:
-    memory = Arena(LAYOUTS[:1], CPU)
-    first = memory.allocate(*LAYOUTS[0]).fill_(1)
-    second = memory.allocate(*LAYOUTS[1]).fill_(2)
+    arena = Arena(LAYOUTS[:1], CPU)
+    first = arena.allocate(*LAYOUTS[0]).fill_(1)
+    second = arena.allocate(*LAYOUTS[1]).fill_(2)
     assert bool((first == 1).all())
     assert second.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
