@@ -218,10 +218,11 @@ async def test_wrong_keys_are_rate_limited_and_suppressed_lines_are_counted(
             "a valid key is rate limited with wrong keys"
         )
         await client.put("/v1/aliases/a", json={"model": "tiny"}, headers=right)
-    statuses = [answer.status_code for answer in answers]
-    assert statuses[0] == 401
-    assert statuses[-1] == 429
-    assert int(answers[-1].headers["retry-after"]) >= 1
+    # Five requests a second are allowed again, so the last one may be answered 401.
+    limited = [answer for answer in answers if answer.status_code == 429]
+    assert limited
+    assert all(answer.status_code == 401 for answer in answers[:WRONG_KEYS_PER_MINUTE])
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in limited)
     lines = read_json_lines(layout.access.audit)
     assert len(lines) < FAILURES_PER_MINUTE + 30
     refused = sum(line["outcome"] == "refused" for line in lines)
