@@ -8,24 +8,25 @@ from pathlib import Path
 
 import gradio as gr
 from fastapi import FastAPI
-from fastapi.responses import RedirectResponse
+from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 
 from apps.client.client import ApiClient
 from apps.middleware.flow_control import ConsumptionReporting
 from apps.ui import markup
-from apps.ui.chat import build_chat_page
+from apps.ui.chat.chat_page import build_chat_page
 from apps.ui.classify import build_classify_page
-from apps.ui.fine_tune import build_fine_tune_page
+from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.protection.access import PageGuard
 from apps.ui.protection.key_check import KeyCheck
 from apps.ui.protection.route_allowlist import RouteGuard
 from apps.ui.protection.unread_calls import UnreadCalls
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, UploadFolder
 from apps.ui.protection.visitor import find_visitor_key
-from apps.ui.runs import build_runs_page
+from apps.ui.runs.runs_page import build_runs_page
 from apps.ui.settings import UiSettings
 
-STYLE_FILE = Path(__file__).with_name("style.css")
+ASSETS = Path(__file__).with_name("assets")
+"""Scripts and styles of our own, which the page serves as `page-assets/NAME`."""
 MAX_CONCURRENT_EVENTS = 64
 MAX_SESSIONS = 1000
 """Most tabs whose state is kept; beyond that Gradio drops the least recently used ones."""
@@ -35,6 +36,8 @@ ICON = (
     "%3Cpath d='M2 3c3 9 6 10 12 10' fill='none' stroke='%230d9488' stroke-width='2.5' "
     "stroke-linecap='round'/%3E%3C/svg%3E"
 )
+
+SCRIPT = '<script src="page-assets/page.js" defer></script>'
 
 
 def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
@@ -101,6 +104,11 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
     async def drop_trailing_slash(page: str) -> RedirectResponse:  # Gradio's own loses the prefix
         return RedirectResponse(f"../{page}")
 
+    @app.get("/page-assets/{name}")
+    async def send_asset(name: str) -> Response:
+        path = next((path for path in ASSETS.iterdir() if path.name == name), None)
+        return FileResponse(path) if path else PlainTextResponse("not found", 404)
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # it is off
         gr.mount_gradio_app(
@@ -116,8 +124,8 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
             enable_monitoring=False,
             pwa=False,
             theme=build_theme(),
-            css_paths=STYLE_FILE,
-            head=f'<link rel="icon" href="{ICON}">',
+            css_paths=sorted(ASSETS.glob("*.css")),
+            head=f'<link rel="icon" href="{ICON}">{SCRIPT}',
         )
     # Gradio checks the paths of files only in an application that is marked as launched.
     blocks.has_launched = True

@@ -35,6 +35,7 @@ _SESSION_RULE = "1 to 100 letters, digits or underscores"
 OPEN_ROUTES = {
     "GET": re.compile(
         r"/|/(runs|chat|classify)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
+        r"|/page-assets/[\w.-]{1,100}"
         r"|/gradio_api/(queue/data|heartbeat/\w+)"
     ),
     "POST": re.compile(rf"{JOIN_ROUTE}|{UPLOAD_ROUTE}|/gradio_api/cancel"),

@@ -11,7 +11,7 @@ from apps.file_store import FileStore
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
-from apps.ui.training_settings import collect_row_settings
+from apps.ui.fine_tune.training_settings import collect_row_settings
 from serving.errors import InvalidRequestError
 from storage.layout import StorageLayout
 from tests.apps.conftest import create_run

@@ -44,3 +44,9 @@ def test_unknown_setting_is_refused() -> None:
         ValidationError, match="^1 validation error for UiSettings\napi_ulr\n +Extra inputs"
     ):
         UiSettings.model_validate({"api_ulr": "http://127.0.0.1:8000"})
+
+
+def test_own_scripts_are_served_and_nothing_else(page: str) -> None:
+    assert "javascript" in httpx.get(f"{page}/page-assets/page.js").headers["content-type"]
+    for name in ("page.py", "..", "..%2fpage.py", "none.js"):
+        assert httpx.get(f"{page}/page-assets/{name}").status_code == 404

@@ -14,7 +14,7 @@ from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.client.resources import Model
 from apps.ui import markup
-from apps.ui.conversation import Conversation, OpenChat, Turn, answer
+from apps.ui.chat.conversation import Conversation, OpenChat, Turn, answer
 from apps.ui.error_messages import describe_error
 
 LATEST_ALIAS = "latest"

@@ -12,7 +12,7 @@ import gradio as gr
 from gradio.components import Component
 
 from apps.client.resources import Defaults
-from apps.ui.setting_fields import (
+from apps.ui.fine_tune.setting_fields import (
     build_setting,
     collect_changes,
     flatten,

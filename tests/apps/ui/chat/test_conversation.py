@@ -5,7 +5,7 @@ import pytest
 
 from apps.client.client import ApiClient
 from apps.client.errors import RequestRefusedError
-from apps.ui.conversation import AnswerStep, Conversation, OpenChat, Turn, answer
+from apps.ui.chat.conversation import AnswerStep, Conversation, OpenChat, Turn, answer
 from tests.apps.stub_api import StubApi, ask
 
 BEGUN = Conversation(asked_model="latest", pointed_id="base-tuned")

@@ -3,7 +3,7 @@
 import pytest
 
 from apps.client.resources import Metrics
-from apps.ui.loss_curve import MAX_POINTS, choose_ticks, downsample, render_loss_curve, smooth
+from apps.ui.runs.loss_curve import MAX_POINTS, choose_ticks, downsample, render_loss_curve, smooth
 
 
 def make_metrics(losses: list[float], num_steps: int) -> list[Metrics]:

@@ -1,7 +1,7 @@
 """The metrics and the confusion matrix of an evaluation as HTML."""
 
 from apps.client.resources import ConfusionMatrix, Evaluation
-from apps.ui.evaluation import render_evaluation
+from apps.ui.runs.evaluation import render_evaluation
 
 MATRIX = ConfusionMatrix(labels=("no", "<yes>"), counts=((3, 1), (0, 2)))
 

@@ -8,16 +8,16 @@ from apps.client import models as client_of_models
 from apps.client.client import ApiClient
 from apps.client.connection import ClientTimeouts
 from apps.client.errors import RequestRefusedError
-from apps.ui import runs
-from apps.ui.merging import AdapterMerger, Merge
+from apps.ui.runs import runs_page
+from apps.ui.runs.merging import AdapterMerger, Merge
 from tests.apps.stub_api import StubApi, ask
 from tests.waiting import wait_for
 
 ADAPTER = {"adapter": {"rank": 8, "export": "adapter"}}
 
 
-def _view(api: StubApi, job_id: str) -> runs.View:
-    return ask(api, lambda client: runs.read_view(client, job_id))
+def _view(api: StubApi, job_id: str) -> runs_page.View:
+    return ask(api, lambda client: runs_page.read_view(client, job_id))
 
 
 def test_only_the_result_of_an_adapter_can_be_merged(api: StubApi) -> None:

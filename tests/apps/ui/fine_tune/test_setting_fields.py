@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from apps.ui.setting_fields import (
+from apps.ui.fine_tune.setting_fields import (
     build_setting,
     collect_changes,
     flatten,

@@ -20,9 +20,10 @@ from apps.client.errors import ApiClientError, RequestRefusedError
 from apps.client.resources import Event, Job
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.evaluation import render_evaluation
-from apps.ui.loss_curve import render_loss_curve
-from apps.ui.merging import AdapterMerger, Merge
+from apps.ui.runs import run_markup
+from apps.ui.runs.evaluation import render_evaluation
+from apps.ui.runs.loss_curve import render_loss_curve
+from apps.ui.runs.merging import AdapterMerger, Merge
 
 ACTIVE_INTERVAL_S = 1.5
 IDLE_INTERVAL_S = 8.0
@@ -122,8 +123,8 @@ async def read_view(
     try:
         job = await find_job(client, jobs, selected)
     except ApiClientError as exc:
-        return View(notice=describe_error(exc), run_list=markup.render_run_list(jobs, ""))
-    run_list = markup.render_run_list(jobs, job.id if job else "")
+        return View(notice=describe_error(exc), run_list=run_markup.render_run_list(jobs, ""))
+    run_list = run_markup.render_run_list(jobs, job.id if job else "")
     if job is None:
         return View(run_list=run_list)
     known, metrics, evaluations, log, merge = await asyncio.gather(
@@ -138,10 +139,10 @@ async def read_view(
     return View(
         selected=job.id,
         run_list=run_list,
-        run=markup.render_run(job, describe_stage(job, events), merge),
+        run=run_markup.render_run(job, describe_stage(job, events), merge),
         curve=render_loss_curve(metrics) if metrics or job.is_active else "",
         evaluation=render_evaluation(evaluations),
-        events=markup.render_events(events),
+        events=run_markup.render_events(events),
         log=log,
         is_active=job.is_active,
         is_paused=job.is_paused,

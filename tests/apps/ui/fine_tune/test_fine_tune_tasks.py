@@ -9,9 +9,9 @@ import pytest
 
 from apps.client.client import ApiClient
 from apps.client.resources import Defaults
-from apps.ui.fine_tune import FineTunePage
+from apps.ui.fine_tune.fine_tune_page import FineTunePage
+from apps.ui.fine_tune.training_settings import Entered, TrainingSettings, name_task
 from apps.ui.protection.uploads import UploadFolder
-from apps.ui.training_settings import Entered, TrainingSettings, name_task
 from tests.apps.stub_api import StubApi, ask
 
 CLASSIFICATION = "sequence_classification"

@@ -16,8 +16,9 @@ from apps.client.errors import ApiClientError
 from apps.client.resources import File, Model
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.fine_tune.preview import render_preview
+from apps.ui.fine_tune.training_settings import Entered, TrainingSettingsPlace, collect_row_settings
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
-from apps.ui.training_settings import Entered, TrainingSettingsPlace, collect_row_settings
 
 _logger = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class FineTunePage:
             return markup.render_notice(str(exc), "error")
         try:
             preview = await self._client.files.preview(data, model, training=settings or None)
-            return markup.render_preview(preview)
+            return render_preview(preview)
         except ApiClientError as exc:
             return markup.render_notice(describe_error(exc), "error")
 
