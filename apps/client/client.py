@@ -7,6 +7,7 @@ from typing import Self, TypeVar
 import httpx
 
 from apps.client.access import AccessClient
+from apps.client.api_description import DescriptionClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ApiConnection, ClientTimeouts
 from apps.client.files import FilesClient
 from apps.client.job_outputs import JobOutputsClient
@@ -36,6 +37,7 @@ class ApiClient:
             url, find_key, timeouts=timeouts, uses_proxies=uses_proxies, transport=transport
         )
         self.access = AccessClient(self._connection)
+        self.description = DescriptionClient(self._connection)
         self.jobs = JobsClient(self._connection)
         self.job_outputs = JobOutputsClient(self._connection)
         self.files = FilesClient(self._connection)

@@ -18,7 +18,23 @@ STATUS_WORDS = {
     "cancelled": "Cancelled",
 }
 PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"), ("classify", "Classify"))
-
+API_PAGE = "api"
+_ICONS = {
+    "": "M2 4h6m4 0h2M2 8h2m4 0h6M2 12h7m4 0h1M10 2.5v3m-4 1v3m5 1v3",
+    "runs": "M2 2v12h12M4.5 10.5l3-3.5 2.5 2L14 4",
+    "chat": "M2 3h12v8H8l-3.5 3v-3H2z",
+    "classify": "M2 2h5.5L14 8.5 8.5 14 2 7.5zM5 5h.01",
+    "models": "M8 1.5 13.5 4.5v7L8 14.5l-5.5-3v-7zM2.5 4.5 8 7.5l5.5-3M8 7.5v7",
+    "cluster": "M2 2.5h12v4.5H2zM2 9h12v4.5H2zM5 4.7h.01M5 11.2h.01",
+    API_PAGE: "M5.5 4 1.5 8l4 4m5-8 4 4-4 4",
+    "system": "M8 2a6 6 0 1 0 0 12zm0 0a6 6 0 0 1 0 12",
+    "light": "M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6zM8 1v1m0 12v1M1 8h1m12 0h1M3 3l.8.8m8.4 8.4.8.8M3 13"
+    "l.8-.8m8.4-8.4.8-.8",
+    "dark": "M13.5 9.5A6 6 0 0 1 6.5 2.5a6 6 0 1 0 7 7z",
+    "brand": "M2 3c3 9 6 10 12 10",
+}
+"""Outlines of 16 by 16, by page or theme."""
+_THEMES = (("system", "Automatic theme"), ("light", "Light theme"), ("dark", "Dark theme"))
 _UNITS = (
     ("year", 31_557_600),
     ("month", 2_629_800),
@@ -29,18 +45,31 @@ _UNITS = (
 )
 
 
-def render_header(current: str) -> str:
-    """Render the header of each page: name, links to the pages, link to the API description."""
-    links = "".join(
-        f'<a href="./{path}"{" aria-current=page" if path == current else ""}>{label}</a>'
-        for path, label in PAGES
+def render_header(current: str | None) -> str:
+    """Render the header of each page: name, links to the pages, choice of the theme."""
+    links = "".join(_render_link(path, label, current) for path, label in PAGES)
+    themes = "".join(
+        f'<button type="button" data-theme="{theme}" aria-label="{label}" title="{label}">'
+        f"{_render_icon(theme)}</button>"
+        for theme, label in _THEMES
     )
     return (
-        '<header class="ts-header"><a class="ts-brand" href="./">Tuneserve</a>'
+        '<header class="ts-header">'
+        f'<a class="ts-brand" href="./">{_render_icon("brand")}Tuneserve</a>'
         f'<nav aria-label="Pages">{links}</nav>'
-        '<a class="ts-api" href="/openapi.json" target="_blank" rel="noopener">HTTP API</a>'
-        "</header>"
+        f'<div class="ts-tools">{_render_link(API_PAGE, "HTTP API", current)}'
+        f'<div class="ts-themes" role="group" aria-label="Theme">{themes}</div></div></header>'
     )
+
+
+def _render_link(path: str, label: str, current: str | None) -> str:
+    mark = ' aria-current="page"' if path == current else ""
+    return f'<a href="./{path}"{mark}>{_render_icon(path)}<span>{label}</span></a>'
+
+
+def _render_icon(name: str) -> str:
+    outline = _ICONS.get(name, "")
+    return f'<svg viewBox="0 0 16 16" aria-hidden="true"><path d="{outline}"/></svg>'
 
 
 def render_notice(message: str, kind: str = "info") -> str:

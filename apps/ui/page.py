@@ -4,19 +4,25 @@ import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import gradio as gr
-from fastapi import FastAPI
-from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.middleware.gzip import GZipMiddleware
 
 from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError
 from apps.middleware.flow_control import ConsumptionReporting
 from apps.ui import markup
 from apps.ui.chat.chat_page import build_chat_page
 from apps.ui.classify import build_classify_page
+from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
-from apps.ui.protection.access import PageGuard
+from apps.ui.frame.api_reference import render_reference
+from apps.ui.frame.assets import ASSETS, list_page_styles, send_asset
+from apps.ui.frame.document import render_document
+from apps.ui.frame.page_frame import PageFrame, send_not_found
+from apps.ui.protection.access import PageGuard, read_password
 from apps.ui.protection.key_check import KeyCheck
 from apps.ui.protection.route_allowlist import RouteGuard
 from apps.ui.protection.unread_calls import UnreadCalls
@@ -25,19 +31,13 @@ from apps.ui.protection.visitor import find_visitor_key
 from apps.ui.runs.runs_page import build_runs_page
 from apps.ui.settings import UiSettings
 
-ASSETS = Path(__file__).with_name("assets")
-"""Scripts and styles of our own, which the page serves as `page-assets/NAME`."""
 MAX_CONCURRENT_EVENTS = 64
 MAX_SESSIONS = 1000
 """Most tabs whose state is kept; beyond that Gradio drops the least recently used ones."""
 QUEUE_POLL_S = 0.02
-ICON = (
-    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
-    "%3Cpath d='M2 3c3 9 6 10 12 10' fill='none' stroke='%230d9488' stroke-width='2.5' "
-    "stroke-linecap='round'/%3E%3C/svg%3E"
-)
-
-SCRIPT = '<script src="page-assets/page.js" defer></script>'
+MIN_COMPRESSED_BYTES = 500
+TEXTS = {"common.complete": "Done"}
+"""Texts that Gradio's own translations lack: it would show their names."""
 
 
 def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
@@ -79,6 +79,7 @@ def build_http(settings: UiSettings) -> PageGuard:
         app.state.has_function,
         keys.may_write_files,
         app.state.unread,
+        send_not_found,
     )
     return PageGuard(ConsumptionReporting(guarded), keys.check, needs_key=settings.needs_key())
 
@@ -105,10 +106,24 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         return RedirectResponse(f"../{page}")
 
     @app.get("/page-assets/{name}")
-    async def send_asset(name: str) -> Response:
-        path = next((path for path in ASSETS.iterdir() if path.name == name), None)
-        return FileResponse(path) if path else PlainTextResponse("not found", 404)
+    async def send_file(name: str, v: str | None = None) -> Response:
+        return send_asset(name, v)
 
+    @app.get("/favicon.ico")
+    async def send_icon() -> Response:
+        return FileResponse(ASSETS / "icon.svg", media_type="image/svg+xml")
+
+    @app.get(f"/{markup.API_PAGE}")
+    async def describe_api(request: Request) -> Response:
+        key = read_password(request.headers.get("authorization", ""))
+        try:
+            content, status = render_reference(await client.description.read(key)), 200
+        except ApiClientError as exc:
+            content, status = markup.render_notice(describe_error(exc), "error"), 503
+        return HTMLResponse(render_document("HTTP API", markup.API_PAGE, content), status)
+
+    app.add_middleware(PageFrame)
+    app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # it is off
         gr.mount_gradio_app(
@@ -124,8 +139,8 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
             enable_monitoring=False,
             pwa=False,
             theme=build_theme(),
-            css_paths=sorted(ASSETS.glob("*.css")),
-            head=f'<link rel="icon" href="{ICON}">{SCRIPT}',
+            css_paths=list_page_styles(),
+            i18n=gr.I18n(en=TEXTS),
         )
     # Gradio checks the paths of files only in an application that is marked as launched.
     blocks.has_launched = True
@@ -165,6 +180,13 @@ def build_theme() -> gr.themes.Base:
         font_mono=["ui-monospace", "monospace"],
     ).set(
         body_background_fill="*neutral_50",
+        # Gradio's own greys have a contrast of 2.5; 4.5 is needed to read them.
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_400",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_400",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
         button_primary_text_color="white",
@@ -173,4 +195,5 @@ def build_theme() -> gr.themes.Base:
 
 
 def _start_page(path: str) -> None:
-    gr.HTML(markup.render_header(path), elem_id="page-header")
+    title = dict(markup.PAGES)[path]
+    gr.HTML(f'<h1 class="ts-hidden">{title}</h1>', elem_id="page-title")

@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/healthz`, and the redirect from `/` to the page.
+"""`/livez`, `/readyz` and `/healthz`, and the redirects to the page and its icon.
 
 The health routes need no key, so they reveal only the state of each part.
 """
@@ -43,3 +43,10 @@ def _name_state(is_well: bool) -> str:
 async def go_to_page() -> RedirectResponse:
     """Redirect a browser to the page."""
     return RedirectResponse("/ui/")
+
+
+@router.get("/favicon.ico", include_in_schema=False)
+@requires(Permission.ANY_KEY)
+async def go_to_icon() -> RedirectResponse:
+    """Redirect a browser to the page's icon, which it requests for every address."""
+    return RedirectResponse("/ui/favicon.ico")

@@ -1,5 +1,23 @@
-// What all pages share. Gradio inserts it into <head> after it has loaded.
+// What all pages share. It runs when the document is complete, before Gradio's scripts.
 "use strict";
+
+startTheme(document.querySelector("gradio-app")); // theme.js
+
+// The address of the API, as the browser sees it.
+for (const place of document.querySelectorAll("[data-origin]")) place.textContent = location.origin;
+
+// Gradio draws the main part later, so the link to it has no target of its own.
+document.querySelector(".ts-skip")?.addEventListener("click", (event) => {
+  event.preventDefault();
+  const main = document.querySelector("main");
+  main?.setAttribute("tabindex", "-1");
+  main?.focus();
+});
+
+// Gradio's dropdown opens again after Tab has left it: it must not see that key.
+addEventListener("keydown", (event) => {
+  if (event.key === "Tab" && event.target.getAttribute?.("role") === "combobox") event.stopPropagation();
+}, { capture: true });
 
 // Times: <time datetime="…Z"> shows the browser's zone and locale (apps/ui/markup.py).
 (() => {

@@ -34,7 +34,7 @@ _SESSION_RULE = "1 to 100 letters, digits or underscores"
 # Allowed paths by method, relative to the page's prefix.
 OPEN_ROUTES = {
     "GET": re.compile(
-        r"/|/(runs|chat|classify)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
+        r"/|/(runs|chat|classify|api)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
         r"|/page-assets/[\w.-]{1,100}"
         r"|/gradio_api/(queue/data|heartbeat/\w+)"
     ),
@@ -44,7 +44,7 @@ OPEN_ROUTES["HEAD"] = OPEN_ROUTES["GET"]
 
 
 class RouteGuard:
-    """Middleware that answers 404 to every route except those of `OPEN_ROUTES`.
+    """Middleware that answers 404 to every route except those of `OPEN_ROUTES`, by `not_found`.
 
     A function call is read before it is forwarded: it may have at most `MAX_CALL_BYTES`. The
     response is 400 unless its text is valid Unicode, `has_function` confirms that its session has
@@ -62,8 +62,10 @@ class RouteGuard:
         has_function: HasFunction,
         may_write_files: Callable[[str | None], Awaitable[bool]],
         unread: UnreadCalls,
+        not_found: ASGIApp | None = None,
     ) -> None:
         self.app = app
+        self._not_found = not_found or _refuse(404, "not found")
         self._unread = unread
         self._slots = StreamSlots()
         self.has_function = has_function
@@ -79,8 +81,10 @@ class RouteGuard:
             await self.app(scope, receive, send)
             return
         route = find_route(scope)
-        if scope["type"] != "http" or not is_open(scope["method"], route):
+        if scope["type"] != "http":
             await _refuse(404, "not found")(scope, receive, send)
+        elif not is_open(scope["method"], route):
+            await self._not_found(scope, receive, send)
         elif route == UPLOAD_ROUTE:
             await self._accept_upload(scope, receive, send)
         elif scope["method"] == "POST":

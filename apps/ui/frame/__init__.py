@@ -1,0 +1,1 @@
+"""What surrounds each page: head and header of its document, the page "HTTP API", and 404."""

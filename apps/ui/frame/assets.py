@@ -1,0 +1,36 @@
+"""Scripts, styles and the icon of our own, which the page serves as `page-assets/NAME`."""
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi.responses import FileResponse, PlainTextResponse, Response
+
+ASSETS = Path(__file__).parent.parent / "assets"
+FRAME_STYLE = "frame.css"
+FOREVER = "private, max-age=31536000, immutable"
+"""The cache control of what has another address when its content is another."""
+
+
+def link_asset(name: str) -> str:
+    """Return the address of a file in `assets`, which changes with its content."""
+    return f"page-assets/{name}?v={_hash_asset(name)}"
+
+
+@cache
+def _hash_asset(name: str) -> str:
+    return sha256((ASSETS / name).read_bytes()).hexdigest()[:12]
+
+
+def list_page_styles() -> list[Path]:
+    """List the styles of what Gradio draws; those of the frame are linked by its head."""
+    return [path for path in sorted(ASSETS.glob("*.css")) if path.name != FRAME_STYLE]
+
+
+def send_asset(name: str, version: str | None = None) -> Response:
+    """Answer with a file in `assets`, or 404; browsers keep it if they asked for its version."""
+    path = next((path for path in ASSETS.iterdir() if path.name == name), None)
+    if path is None:
+        return PlainTextResponse("not found", 404)
+    caching = FOREVER if version == _hash_asset(name) else "no-cache"
+    return FileResponse(path, headers={"cache-control": caching})

@@ -1,0 +1,67 @@
+"""The documents of the page: head, header and main part, and Gradio's document completed by them.
+
+Gradio's scripts insert their part seconds after the document on a slow line; the header is part
+of the document itself, so that it appears at once.
+"""
+
+import re
+from functools import cache
+from html import escape
+
+from apps.ui import markup
+from apps.ui.frame.assets import ASSETS, FRAME_STYLE, link_asset
+
+_THEME_HASH = re.compile(r'"theme_hash": ?"(\w+)"')
+_BODY = re.compile(r"<body\b[^>]*>")
+_UNUSED = re.compile(
+    r"<script>(?:(?!</script>).)*iframeResizer\.contentWindow(?:(?!</script>).)*</script>"
+    r'|<link rel="manifest"[^>]*>',
+    re.DOTALL,
+)
+"""Gradio's script for pages inside of Hugging Face Spaces, and a manifest that there is not."""
+
+
+def render_document(title: str, current: str | None, content: str, base: str = "./") -> str:
+    """Render a document without Gradio; `content` is HTML, `base` the address of the page."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<base href="{escape(base)}"><meta name="viewport" content="width=device-width">'
+        f"{_render_head(title, '')}</head><body>{_render_top(current)}"
+        f'<main id="content" class="ts-document"><h1>{escape(title)}</h1>{content}</main>'
+        "</body></html>"
+    )
+
+
+def complete_document(html: str, current: str) -> str:
+    """Return Gradio's document of a page with our head and header."""
+    theme_hash = next(iter(_THEME_HASH.findall(html)), "")
+    title = dict(markup.PAGES).get(current, "")
+    head, top = _render_head(title, theme_hash), _render_top(current)
+    html = _UNUSED.sub("", html)
+    html = html.replace('control_page_title="true"', 'control_page_title="false"', 1)
+    # The head of Gradio begins with its character set and base.
+    html = re.sub(r"(<base\b[^>]*>)", lambda found: f"{found[1]}{head}", html, count=1)
+    return _BODY.sub(lambda found: f"{found[0]}{top}", html, count=1)
+
+
+def _render_head(title: str, theme_hash: str) -> str:
+    theme = f"theme.css?v={theme_hash}" if theme_hash else "theme.css"
+    return (
+        f"<title>{escape(title)} · Tuneserve</title>"
+        f"<script>{_read_theme_script()}</script>"
+        f'<link rel="icon" href="{link_asset("icon.svg")}" type="image/svg+xml">'
+        f'<link rel="stylesheet" href="{theme}">'
+        f'<link rel="stylesheet" href="{link_asset(FRAME_STYLE)}">'
+        f'<script src="{link_asset("page.js")}" defer></script>'
+    )
+
+
+def _render_top(current: str | None) -> str:
+    return (
+        f'<a class="ts-skip" href="#content">Skip to the content</a>{markup.render_header(current)}'
+    )
+
+
+@cache
+def _read_theme_script() -> str:
+    return (ASSETS / "theme.js").read_text()

@@ -1,0 +1,103 @@
+"""Middleware that completes Gradio's documents, lets browsers keep its files, and answers 404."""
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apps.ui.frame.assets import FOREVER
+from apps.ui.frame.document import complete_document, render_document
+from apps.ui.protection.route_allowlist import find_route
+
+_GRADIO_MARK = b"<gradio-app"
+_NAMED_BY_CONTENT = ("/assets/", "/theme.css")
+_NOT_FOUND = (
+    "<p>There is no page at this address.</p>"
+    '<p><a href="./">Start a fine-tune</a>, look at the <a href="./runs">runs</a>, or '
+    '<a href="./chat">chat</a> with a model.</p>'
+)
+
+
+class PageFrame:
+    """Middleware that gives Gradio's documents our head and header.
+
+    Gradio's scripts have a hash of their content in their names, so browsers keep them without
+    asking again.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward one request, and complete its response."""
+        route = find_route(scope) if scope["type"] == "http" else ""
+        if not route:
+            await self.app(scope, receive, send)
+        elif route.startswith(_NAMED_BY_CONTENT):
+            await self.app(scope, receive, _let_keep(send))
+        elif route.count("/") == 1:
+            await _Document(send, route.strip("/")).complete(self.app, scope, receive)
+        else:
+            await self.app(scope, receive, send)
+
+
+def _let_keep(send: Send) -> Send:
+    """Return a `send` that lets a browser keep a file that was found."""
+
+    async def send_kept(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] in (200, 304):
+            MutableHeaders(scope=message)["cache-control"] = FOREVER
+        await send(message)
+
+    return send_kept
+
+
+class _Document:
+    """One response: a document of Gradio is completed, all others are sent as they are."""
+
+    def __init__(self, send: Send, current: str) -> None:
+        self._send = send
+        self._current = current
+        self._start: Message | None = None
+        self._body = b""
+
+    async def complete(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
+        """Send the response of `app`."""
+        await app(scope, receive, self._receive_message)
+
+    async def _receive_message(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kind = MutableHeaders(scope=message).get("content-type", "")
+            if kind.startswith("text/html") and message["status"] == 200:
+                self._start = message
+                return
+        elif self._start is not None:
+            self._body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._send_document(self._start)
+            return
+        await self._send(message)
+
+    async def _send_document(self, start: Message) -> None:
+        if _GRADIO_MARK in self._body:
+            self._body = complete_document(self._body.decode(), self._current).encode()
+            headers = MutableHeaders(scope=start)
+            headers["content-length"] = str(len(self._body))
+            headers["cache-control"] = "no-cache"
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": self._body})
+
+
+async def send_not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer 404: with a page to a browser that opens an address, else with plain text."""
+    request = Request(scope)
+    is_page_wanted = request.method in ("GET", "HEAD") and "text/html" in request.headers.get(
+        "accept", ""
+    )
+    base = "../" * (find_route(scope).count("/") - 1) or "./"
+    answer = (
+        HTMLResponse(render_document("Page not found", None, _NOT_FOUND, base), 404)
+        if is_page_wanted
+        else PlainTextResponse("not found", 404)
+    )
+    await answer(scope, receive, send)

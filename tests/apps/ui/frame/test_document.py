@@ -1,0 +1,31 @@
+"""Documents: what a browser gets before any script has run."""
+
+from apps.ui.frame.document import complete_document, render_document
+from tests.apps.ui.hostile import HOSTILE, assert_escaped
+
+GRADIO = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8" /><base href="./" />'
+    '<link rel="manifest" href="/manifest.json" /><script>window.gradio_config = '
+    '{"theme_hash":"0a1b"};</script><script>script.src = "iframeResizer.contentWindow.min.js"'
+    '</script></head><body style="margin: 0;"><gradio-app control_page_title="true"></gradio-app>'
+)
+
+
+def test_gradios_document_is_completed() -> None:
+    html = complete_document(GRADIO, "runs")
+    assert html.index("<base") < html.index("<title>Runs · Tuneserve</title>")
+    assert html.index("<header") < html.index("<gradio-app")
+    assert 'href="./runs" aria-current="page"' in html
+    assert 'href="theme.css?v=0a1b"' in html  # the address that Gradio's script requests too
+    assert 'control_page_title="false"' in html
+    assert "manifest" not in html
+    assert "iframeResizer" not in html
+    assert "gradio_config" in html
+
+
+def test_plain_document_is_escaped_and_marks_no_page() -> None:
+    html = render_document(HOSTILE, None, "<p>content</p>", "../")
+    assert_escaped(html.partition("<body>")[2])
+    assert "aria-current" not in html
+    assert '<base href="../">' in html
+    assert html.count("<h1>") == html.count("<main ") == html.count("<header ") == 1

@@ -1,0 +1,53 @@
+"""Rules of accessibility on all pages: axe-core with those of WCAG 2.1 A and AA, in both themes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser
+
+from tests.e2e.stub_pages import READY, open_page, serve_stub_pages
+from tests.e2e.test_page import browser
+
+pytestmark = pytest.mark.e2e
+
+__all__ = ["browser"]
+
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+MORE_RULES = ["page-has-heading-one", "heading-order", "landmark-one-main", "region", "skip-link"]
+"""Rules of axe-core beyond WCAG that the pages follow too."""
+GRADIO_FAULTS: dict[str, str] = {}
+"""By selector, what is excluded and why: faults of Gradio that we cannot change."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serve_stub_pages() as url:
+        yield url
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", list(READY))
+def test_page_has_no_violation(
+    browser: Browser, address: str, path: str, theme: Any, width: int
+) -> None:
+    page = open_page(browser, address, path, width, color_scheme=theme)
+    for closed in page.locator("details:not([open]) > summary").all()[:2]:
+        closed.click()
+    context: Any = {"exclude": [[selector] for selector in GRADIO_FAULTS]}
+    for rules in ({"type": "tag", "values": RULES}, {"type": "rule", "values": MORE_RULES}):
+        found = Axe().run(page, context, {"runOnly": rules}).response["violations"]
+        assert [describe(violation) for violation in found] == []
+    page.context.close()
+
+
+def describe(violation: dict[str, Any]) -> dict[str, Any]:
+    """Shorten a violation to its rule and its elements."""
+    nodes = violation["nodes"][:8]
+    return {
+        violation["id"]: [
+            (node["html"][:150], node["failureSummary"].partition("\n")[2]) for node in nodes
+        ]
+    }

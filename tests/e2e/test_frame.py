@@ -1,0 +1,223 @@
+"""What all pages share, in a browser: theme, header, times, keyboard, 404."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.stub_pages import READY, open_page, serve_stub_pages
+from tests.e2e.test_page import PATIENCE_MS, browser
+
+pytestmark = pytest.mark.e2e
+
+__all__ = ["browser"]
+
+PAGES = [path for path in READY if path != "/nonsense"]
+IS_DARK_JS = """() => [document.documentElement, document.body]
+  .map(element => element.classList.contains("dark"))
+  .concat(getComputedStyle(document.documentElement).colorScheme === "dark")"""
+LUMINANCE_JS = """() => {
+  const parts = getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).map(Number);
+  return (parts[0] + parts[1] + parts[2]) / 3;
+}"""
+OUTLINE_JS = """() => {
+  const style = getComputedStyle(document.activeElement);
+  return style.outlineStyle === "solid" && parseFloat(style.outlineWidth) >= 2;
+}"""
+CUT_OFF_JS = """() => [...document.querySelectorAll("label:has(input[type=checkbox])")]
+  .filter(label => [label, ...label.children].some(e =>
+    e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflow !== "visible"))
+  .map(label => label.innerText)"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serve_stub_pages() as url:
+        yield url
+
+
+def is_dark(page: Page) -> bool:
+    found = set(page.evaluate(IS_DARK_JS))
+    assert len(found) == 1, "the parts of the document have different themes"
+    assert (page.evaluate(LUMINANCE_JS) < 100) == (found == {True})
+    return found == {True}
+
+
+def test_theme_follows_system_until_visitor_chooses_one(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/runs", color_scheme="dark")
+    assert is_dark(page)
+    page.emulate_media(color_scheme="light")
+    assert not is_dark(page)
+    page.get_by_role("button", name="Dark theme").click()
+    assert is_dark(page)
+    page.reload()
+    assert is_dark(page)  # before Gradio has started
+    expect(page.locator(READY["/runs"])).to_be_visible(timeout=PATIENCE_MS)
+    assert is_dark(page)  # and after
+    page.emulate_media(color_scheme="dark")
+    page.get_by_role("button", name="Light theme").click()
+    for path in ("/chat", "/api", "/nonsense"):
+        page.goto(f"{address}{path}")
+        expect(page.locator(READY[path])).to_be_visible(timeout=PATIENCE_MS)
+        assert not is_dark(page)
+        expect(page.get_by_role("button", name="Light theme")).to_have_attribute(
+            "aria-pressed", "true"
+        )
+    page.get_by_role("button", name="Automatic theme").click()
+    assert is_dark(page)
+    page.context.close()
+
+
+def test_theme_of_address_is_kept_until_another_is_chosen(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/chat?__theme=dark")
+    assert is_dark(page)
+    page.get_by_role("link", name="Runs", exact=True).click()
+    expect(page.locator(READY["/runs"])).to_be_visible(timeout=PATIENCE_MS)
+    assert is_dark(page)
+    page.goto(f"{address}/chat?__theme=dark&model=base")
+    page.get_by_role("button", name="Light theme").click()
+    assert page.url.endswith("/chat?model=base")
+    page.reload()
+    assert not is_dark(page)
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_header_names_pages_and_fits(browser: Browser, address: str, width: int) -> None:
+    page = open_page(browser, address, "/runs", width)
+    links = page.get_by_role("navigation", name="Pages", exact=True).get_by_role("link")
+    for link in links.all():
+        expect(link).to_be_visible()
+        assert link.locator("svg").count() == 1
+    expect(page.locator(".ts-header [aria-current=page]")).to_have_text("Runs")
+    box = page.locator(".ts-header").bounding_box()
+    assert box is not None
+    assert box["height"] < 120
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.title() == "Runs · Tuneserve"
+    page.context.close()
+
+
+def test_times_are_in_zone_and_language_of_browser(browser: Browser, address: str) -> None:
+    options = {"locale": "de-DE", "timezone_id": "Asia/Kathmandu"}
+    page = open_page(browser, address, "/runs", **options)
+    expected = page.evaluate(
+        """() => [...document.querySelectorAll("time")].map(time => {
+          const options = time.dataset.moment === "clock"
+            ? {hour: "2-digit", minute: "2-digit", second: "2-digit"}
+            : {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit"};
+          const moment = new Date(time.dateTime);
+          if (!time.dataset.moment.startsWith("c")
+              && moment.getFullYear() !== new Date().getFullYear()) options.year = "numeric";
+          return moment.toLocaleString("de-DE", {...options, timeZone: "Asia/Kathmandu"});
+        })"""
+    )
+    assert len(expected) > 6
+    assert page.locator("time").all_inner_texts() == expected
+    page.context.close()
+
+
+def test_times_that_change_later_are_rewritten_once(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/runs", timezone_id="Asia/Tokyo")
+    page.evaluate(
+        """() => {
+          window.changes = 0;
+          new MutationObserver((records) => { window.changes += records.length; }).observe(
+            document.querySelector("h1"), {childList: true, characterData: true, subtree: true});
+          const time = document.createElement("time");
+          time.dateTime = "2020-01-01T00:00:00Z";
+          time.dataset.moment = "clock";
+          time.textContent = "00:00:00 UTC";
+          document.querySelector("h1").append(time);
+        }"""
+    )
+    shown = page.locator("h1 time")
+    expect(shown).to_contain_text("9:00:00")
+    page.evaluate("document.querySelector('h1 time').firstChild.data = 'as Gradio changes it'")
+    expect(shown).to_contain_text("9:00:00")
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
+    assert page.evaluate("window.changes") <= 4
+    page.context.close()
+
+
+def test_keyboard_reaches_content_and_closes_dropdowns(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.locator("#base-model input").focus()
+    expect(page.locator("#base-model input")).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("Tab")
+    expect(page.locator("#data-file input")).to_be_focused()
+    page.keyboard.press("Tab")
+    for menu in ("base-model", "data-file"):
+        expect(page.locator(f"#{menu} input")).to_have_attribute("aria-expanded", "false")
+    expect(page.get_by_role("option")).to_have_count(0)
+    page.context.close()
+
+
+def test_focus_is_visible_on_each_kind_of_field(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/")
+    for selector in (
+        *("#setting-epochs input", "#base-model input", "#run-name textarea, #run-name input"),
+        *("#start-button", "#more-settings button", "#preset input", ".ts-header nav a >> nth=1"),
+    ):
+        page.keyboard.press("Shift")  # the browser's sign that the keyboard is used
+        page.locator(selector).first.focus()
+        assert page.evaluate(OUTLINE_JS), selector
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280, 1440])
+def test_labels_of_check_boxes_are_not_cut_off(browser: Browser, address: str, width: int) -> None:
+    page = open_page(browser, address, "/", width)
+    page.evaluate(
+        """() => {
+          const label = document.createElement("label");
+          label.innerHTML = "<input type=checkbox><span>Offload the optimizer to memory</span>";
+          document.querySelector("#setting-epochs").append(label);
+        }"""
+    )
+    assert page.evaluate(CUT_OFF_JS) == []
+    page.context.close()
+
+
+def test_status_for_screen_readers_is_a_word(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/")
+    page.locator("#setting-epochs input").fill("2")
+    page.locator("#setting-max-length textarea, #setting-max-length input").first.evaluate(
+        "(field) => { field.dispatchEvent(new Event('focus')); field.blur(); }"
+    )
+    status = page.locator("[role=status]", has_text="Done")
+    expect(status.first).to_be_attached()
+    assert "common." not in page.evaluate("document.body.textContent")
+    page.context.close()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_has_one_heading_and_no_error_in_console(
+    browser: Browser, address: str, path: str
+) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("response", lambda response: messages.append(str(response.status)))
+    page.goto(f"{address}{path}")
+    expect(page.locator(READY[path])).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator("h1")).to_have_count(1)
+    expect(page.locator("main")).to_have_count(1)
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert [text for text in messages if text not in ("200", "304")] == []
+    context.close()
+
+
+def test_api_page_shows_example_with_address(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/api")
+    origin = address.removesuffix("/ui")
+    call = page.locator("details.ts-call", has_text="/v1/fine_tuning/jobs").first
+    call.locator("summary").click()
+    expect(call.locator("pre")).to_contain_text(f'curl "{origin}/v1/fine_tuning/jobs')
+    page.context.close()
