@@ -189,6 +189,8 @@ def build_theme() -> gr.themes.Base:
         input_placeholder_color_dark="*neutral_400",
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_800",
         button_primary_text_color="white",
         block_shadow="none",
     )

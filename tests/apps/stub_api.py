@@ -179,10 +179,13 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             "precision": {"type": "string", "enum": ["bf16", "fp32"], "description": "Arithmetic."},
             "columns": {"type": "object", "description": 'Names, as in {"prompt": "q"}.'},
             "adapter": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+            "offload_optimizer": {"type": "boolean", "description": "Its state is in memory."},
+            "wall_clock_breakdown": {"type": "boolean", "description": "Log times of phases."},
             "task_settings": {"type": "object", "properties": {}},
         }
         training: dict[str, Any] = {"epochs": 3, "learning_rate": 1e-3, "max_length": None}
         training |= {"precision": "bf16", "columns": {}, "adapter": None, "task_settings": {}}
+        training |= {"offload_optimizer": False, "wall_clock_breakdown": False}
         if task == "sequence_classification":
             training["task_settings"] = {"problem_type": "auto", "labels": []}
             schema["task_settings"]["properties"] = {

@@ -24,10 +24,16 @@ OUTLINE_JS = """() => {
   const style = getComputedStyle(document.activeElement);
   return style.outlineStyle === "solid" && parseFloat(style.outlineWidth) >= 2;
 }"""
-CUT_OFF_JS = """() => [...document.querySelectorAll("label:has(input[type=checkbox])")]
-  .filter(label => [label, ...label.children].some(e =>
-    e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflow !== "visible"))
-  .map(label => label.innerText)"""
+CUT_OFF_JS = """() => [...document.querySelectorAll("label")].filter(label => {
+  if (!label.querySelector("input[type=checkbox]")) return false;
+  const text = label.querySelector("span").getBoundingClientRect();
+  for (let box = label; box && box.localName !== "main"; box = box.parentElement) {
+    const edge = box.getBoundingClientRect();
+    if (getComputedStyle(box).overflow !== "visible" &&
+        (text.right > edge.right + 1 || text.bottom > edge.bottom + 1)) return true;
+  }
+  return [...label.querySelectorAll("span")].some(span => span.scrollWidth > span.clientWidth + 1);
+}).map(label => label.innerText)"""
 
 
 @pytest.fixture(scope="module")
@@ -172,23 +178,19 @@ def test_focus_is_visible_on_each_kind_of_field(browser: Browser, address: str) 
 @pytest.mark.parametrize("width", [390, 768, 1280, 1440])
 def test_labels_of_check_boxes_are_not_cut_off(browser: Browser, address: str, width: int) -> None:
     page = open_page(browser, address, "/", width)
-    page.evaluate(
-        """() => {
-          const label = document.createElement("label");
-          label.innerHTML = "<input type=checkbox><span>Offload the optimizer to memory</span>";
-          document.querySelector("#setting-epochs").append(label);
-        }"""
-    )
+    page.locator("#more-settings button").click()
+    boxes = page.get_by_role("checkbox")
+    expect(boxes).to_have_count(2)
+    for box in boxes.all():
+        expect(box).to_be_visible()
     assert page.evaluate(CUT_OFF_JS) == []
     page.context.close()
 
 
 def test_status_for_screen_readers_is_a_word(browser: Browser, address: str) -> None:
     page = open_page(browser, address, "/")
-    page.locator("#setting-epochs input").fill("2")
-    page.locator("#setting-max-length textarea, #setting-max-length input").first.evaluate(
-        "(field) => { field.dispatchEvent(new Event('focus')); field.blur(); }"
-    )
+    page.click("#base-model input")
+    page.get_by_role("option", name="base-tuned").click()
     status = page.locator("[role=status]", has_text="Done")
     expect(status.first).to_be_attached()
     assert "common." not in page.evaluate("document.body.textContent")

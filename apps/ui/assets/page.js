@@ -6,7 +6,7 @@ startTheme(document.querySelector("gradio-app")); // theme.js
 // The address of the API, as the browser sees it.
 for (const place of document.querySelectorAll("[data-origin]")) place.textContent = location.origin;
 
-// Gradio draws the main part later, so the link to it has no target of its own.
+// The base of the document would make this link leave the page.
 document.querySelector(".ts-skip")?.addEventListener("click", (event) => {
   event.preventDefault();
   const main = document.querySelector("main");
@@ -62,6 +62,8 @@ addEventListener("keydown", (event) => {
 
   // Gradio adds elements, or changes the text of those that exist.
   new MutationObserver((records) => {
+    if (!document.getElementById("content")) // Gradio has drawn the main part
+      document.querySelector("main")?.setAttribute("id", "content");
     for (const { type, target, addedNodes } of records) {
       const element = type === "characterData" ? target.parentElement : target;
       if (element?.localName === "time") show(element);

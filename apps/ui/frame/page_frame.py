@@ -10,7 +10,6 @@ from apps.ui.frame.document import complete_document, render_document
 from apps.ui.protection.route_allowlist import find_route
 
 _GRADIO_MARK = b"<gradio-app"
-_NAMED_BY_CONTENT = ("/assets/", "/theme.css")
 _NOT_FOUND = (
     "<p>There is no page at this address.</p>"
     '<p><a href="./">Start a fine-tune</a>, look at the <a href="./runs">runs</a>, or '
@@ -33,12 +32,18 @@ class PageFrame:
         route = find_route(scope) if scope["type"] == "http" else ""
         if not route:
             await self.app(scope, receive, send)
-        elif route.startswith(_NAMED_BY_CONTENT):
+        elif _is_named_by_content(scope, route):
             await self.app(scope, receive, _let_keep(send))
         elif route.count("/") == 1:
             await _Document(send, route.strip("/")).complete(self.app, scope, receive)
         else:
             await self.app(scope, receive, send)
+
+
+def _is_named_by_content(scope: Scope, route: str) -> bool:
+    """Return whether a file of Gradio has another address when its content is another."""
+    is_versioned = scope.get("query_string", b"").startswith(b"v=")
+    return route.startswith("/assets/") or (route == "/theme.css" and is_versioned)
 
 
 def _let_keep(send: Send) -> Send:

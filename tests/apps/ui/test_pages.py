@@ -96,6 +96,8 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
         "precision": gr.Dropdown,
         "columns": gr.Textbox,
         "adapter": gr.Textbox,
+        "offload_optimizer": gr.Checkbox,
+        "wall_clock_breakdown": gr.Checkbox,
         "task_settings.problem_type": gr.Dropdown,
         "task_settings.labels": gr.Textbox,
     }

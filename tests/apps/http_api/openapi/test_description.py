@@ -1,6 +1,7 @@
 """`/openapi.json`: usable by a generated client, with a limit for each part of a request."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import threading
@@ -17,6 +18,7 @@ import uvicorn
 
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
+from apps.ui.frame.api_reference import build_curl, list_calls
 from tests.apps.conftest import ROW
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +48,21 @@ def list_operations(description: dict[str, Any]) -> Iterator[tuple[str, str, dic
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
             yield method, path, operation
+
+
+async def test_examples_of_page_are_valid(description: dict[str, Any]) -> None:
+    """Each request has an example on the page "HTTP API" that its schema accepts."""
+    schemas = description["components"]["schemas"]
+    calls = [call for calls in list_calls(description).values() for call in calls]
+    assert len(calls) == sum(len(each) for each in description["paths"].values())
+    assert set(list_calls(description)) >= {"Models", "Files", "Fine-tuning", "Chat", "Health"}
+    for call in calls:
+        words = shlex.split(build_curl(call, schemas))
+        if "-d" not in words:
+            continue
+        content = call.operation["requestBody"]["content"]["application/json"]
+        schema = {**content["schema"], "components": description["components"]}
+        jsonschema.validate(json.loads(words[words.index("-d") + 1]), schema)
 
 
 async def test_each_response_is_described(description: dict[str, Any]) -> None:
