@@ -60,8 +60,15 @@ def estimate_worker_memory(
         gathered = 2 * _count_bytes(on_gpu=on_gpu) * max(layer, shape.vocabulary * shape.width)
     layers = -(-shape.num_layers // spec.num_stages)
     working = estimate_activations(spec, shape, longest, layers, on_gpu=on_gpu)
-    logits = _LOGIT_BYTES * spec.micro_batch_tokens * shape.vocabulary
+    logits = _LOGIT_BYTES * count_batch_tokens(spec, longest) * shape.vocabulary
     return (0 if on_gpu else _PROCESS_BYTES) + share + gathered + working + logits
+
+
+def count_batch_tokens(spec: TrainingSpec, longest: int) -> int:
+    """Return the most tokens that a micro batch has, padding included."""
+    if spec.micro_batch_size is None:
+        return spec.micro_batch_tokens
+    return min(spec.micro_batch_tokens, spec.micro_batch_size * longest)
 
 
 def estimate_activations(
@@ -75,7 +82,7 @@ def estimate_activations(
     count as fp32: kernels convert to it, and the allocator keeps what it once had. With activation
     checkpointing, only the input of each layer is kept, and all of one layer.
     """
-    num_tokens = spec.micro_batch_tokens
+    num_tokens = count_batch_tokens(spec, longest)
     width_values = num_tokens * shape.width
     scores = 0 if on_gpu else num_tokens * shape.num_heads * min(longest, num_tokens)
     layer = int(_LAYER_VALUES * width_values + _SCORE_VALUES * scores)

@@ -57,7 +57,7 @@ async def create_job(services: ServicesOf, body: JsonBody) -> Mapping[str, objec
 
 
 @router.post("/jobs/estimate", openapi_extra=describe_body(FineTuneRequest))
-@requires(Permission.WRITE_JOBS)
+@requires(Permission.READ_FILES)
 async def estimate_job(services: ServicesOf, body: JsonBody) -> Mapping[str, object]:
     """Validate a job and estimate its steps, tokens, time, memory and disk; nothing is created."""
     await body.check(parse_fine_tune)
