@@ -214,9 +214,13 @@ def _measure_memory(
     """Return total and free bytes: of one GPU, of this machine, or of all nodes together."""
     if on_gpu:
         gpus = measure_gpu_memory()
-        return (max(one.total for one in gpus), max(one.free for one in gpus)) if gpus else (
-            None,
-            None,
+        return (
+            (max(one.total for one in gpus), max(one.free for one in gpus))
+            if gpus
+            else (
+                None,
+                None,
+            )
         )
     if len(nodes) > 1:
         known = sum(int(node.get("memory", 0)) for node in nodes)

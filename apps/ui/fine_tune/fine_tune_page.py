@@ -13,11 +13,13 @@ from gradio.events import Dependency
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.resources import File, Model
+from apps.client.jobs import JobRequest
+from apps.client.resources import Estimate, File, Model
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.preview import render_preview
-from apps.ui.fine_tune.training_settings import Entered, TrainingSettingsPlace, collect_row_settings
+from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
+from apps.ui.fine_tune.training_settings import Entered, JobActions, collect_row_settings
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 
 _logger = logging.getLogger(__name__)
@@ -74,7 +76,9 @@ class FineTunePage:
         self._client = client
         self._uploads = uploads
         self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
-        self.settings = TrainingSettingsPlace(self.start, self.show_preview)
+        self.settings = TrainingSettingsPlace(
+            JobActions(self.start, self.estimate, self.name_file, self.show_preview)
+        )
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=320):
                 self.model = gr.Dropdown(label="Base model", elem_id="base-model", filterable=False)
@@ -203,26 +207,28 @@ class FineTunePage:
             self._uploads.delete_older_than(UPLOAD_LIFETIME_S)
         return gr.Dropdown(choices=list_file_choices(files), value=file.id)
 
-    async def start(
-        self, model: str | None, data: str | None, suffix: str, training: Mapping[str, Any]
-    ) -> str:
-        """Create a job and return its id; raises `gr.Error` with the message of the API."""
-        if not model or not data:
-            raise gr.Error("Choose a model and data first.", print_exception=False)
-        try:
-            job = await self._client.jobs.create(
-                {
-                    "model": model,
-                    "training_file": data,
-                    "suffix": suffix.strip() or None,
-                    "training": training,
-                }
-            )
-        except ApiClientError as exc:
-            raise gr.Error(
-                escape(describe_error(exc)), duration=None, print_exception=False
-            ) from exc
-        return job.id
+    async def start(self, model: str, data: str, suffix: str, training: Mapping[str, Any]) -> str:
+        """Create a job and return its id."""
+        return (await self._client.jobs.create(_request_job(model, data, suffix, training))).id
+
+    async def estimate(
+        self, model: str, data: str, suffix: str, training: Mapping[str, Any]
+    ) -> Estimate:
+        """Return what a job will take."""
+        return await self._client.jobs.estimate(_request_job(model, data, suffix, training))
+
+    async def name_file(self, data: str) -> str:
+        """Return the name of a file."""
+        return (await self._client.files.get(data)).filename
+
+
+def _request_job(model: str, data: str, suffix: str, training: Mapping[str, Any]) -> JobRequest:
+    return {
+        "model": model,
+        "training_file": data,
+        "suffix": suffix.strip() or None,
+        "training": training,
+    }
 
 
 def _name_defaults(defaults: Mapping[str, Any]) -> tuple[str, str]:

@@ -28,9 +28,7 @@ def varied_file(layout: StorageLayout) -> str:
 
 
 async def estimate(queue: RunQueue, file_id: str, **training: Any) -> Any:
-    return await queue.estimate(
-        {"model": "latest", "training_file": file_id, "training": training}
-    )
+    return await queue.estimate({"model": "latest", "training_file": file_id, "training": training})
 
 
 async def test_steps_and_tokens_are_those_of_the_run(
