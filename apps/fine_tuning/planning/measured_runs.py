@@ -1,4 +1,4 @@
-"""Measured figures of earlier runs that computed as a planned one will: the same model and settings."""
+"""Measured figures of earlier runs that computed as a planned one will."""
 
 import logging
 from collections.abc import Sequence

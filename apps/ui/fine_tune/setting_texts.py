@@ -52,7 +52,7 @@ def write_spec(
             spec[name] = job.training.get(name, value)
     note = (
         "# python -m training SPEC.yaml --output DIR\n"
-        "# base_model: a folder with this model, or an id on the hub; train_file: the file of rows\n"
+        "# base_model is a folder with this model, or an id on the hub; train_file has the rows\n"
     )
     return note + yaml.safe_dump(_make_plain(spec), sort_keys=False, allow_unicode=True)
 

@@ -50,10 +50,10 @@ def _render_memory(memory: EstimatedMemory) -> str:
     is_shared = memory.device == "cpu"
     needed = memory.worker_bytes * (memory.num_workers if is_shared else 1)
     workers = f"{memory.num_workers} × " if memory.num_workers > 1 else ""
-    text = f"{workers}{_write_gb(memory.worker_bytes)} of memory"
+    text = f"{workers}{_write_gb(memory.worker_bytes)}"
     if memory.total_bytes is not None:
-        where = "GPU" if memory.device == "gpu" else "machine"
-        text += f" (the {where} has {_write_gb(memory.total_bytes)})"
+        text += f" of {_write_gb(memory.total_bytes)}"
+    text += " GPU memory" if memory.device == "gpu" else " memory"
     source = (
         "Measured in an earlier run."
         if memory.is_measured

@@ -37,7 +37,8 @@ def test_full_training_on_cpu(number: int) -> None:
     model = str(find_demonstration_model())
     num_parameters = count_parameters(model)
     shape = ModelShape.from_config(load_config(model))
-    assert num_parameters and shape
+    assert num_parameters
+    assert shape
     size = ModelSize(num_parameters, num_parameters)
     spec = make_spec(**run["settings"])
     found = estimate_worker_memory(spec, size, shape, LONGEST_HANDBOOK_ROW, on_gpu=False)
