@@ -96,11 +96,11 @@
 
   // The check, its problems, and Start
 
-  function setStart(reason, fieldId) {
+  function setStart(reason, fieldId, isAllowed) {
     const button = find("start-button");
     const shown = find("start-reason");
     if (!button || !shown) return;
-    button.disabled = Boolean(reason);
+    button.disabled = Boolean(reason) && !isAllowed;
     shown.textContent = reason || "";
     shown.hidden = !reason;
     shown.dataset.field = fieldId || "";
@@ -141,7 +141,7 @@
       field.removeAttribute("aria-describedby");
     }
     for (const problem of verdict.problems) showProblem(problem);
-    setStart(verdict.reason, verdict.problems[0]?.id);
+    setStart(verdict.reason, verdict.problems[0]?.id, verdict.isTemporary);
     const refresh = find("refresh-export");
     if (refresh && find("export-text")?.offsetParent) refresh.click();
   }

@@ -20,17 +20,20 @@ _OTHER_LABELS = {"training_file": "Data", "validation_file": "Validation data", 
 _ABSENT_SETTINGS = ("validation_file", "validation_dataset", "train_file", "base_model")
 _TASK_PREFIX = re.compile(r"^task_settings of task '\w+': ")
 _MAX_REASON_CHARACTERS = 160
+_TEMPORARY_STATUSES = (429, 500, 503)
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Whether a job can start; `problems` has the messages of fields by their names.
 
-    `reason` is why it cannot, if no field is at fault; empty if there is no reason.
+    `reason` is why it cannot, if no field is at fault; empty if there is no reason. What
+    `is_temporary` does not keep a visitor from trying again.
     """
 
     problems: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    is_temporary: bool = False
 
     def to_json(self) -> str:
         """Return what the script of the page shows: the ids of fields, and a reason."""
@@ -41,7 +44,9 @@ class Verdict:
         problems = [
             {"id": find_elem_id(key), "message": message} for key, message in self.problems.items()
         ]
-        return json.dumps({"problems": problems, "reason": reason})
+        return json.dumps(
+            {"problems": problems, "reason": reason, "isTemporary": self.is_temporary}
+        )
 
 
 def explain_field_error(exc: FieldError) -> Verdict:
@@ -55,11 +60,12 @@ def explain_refusal(exc: ApiClientError, keys: Collection[str]) -> Verdict:
     The API names the setting in `param`, or else at the beginning of the message or of its parts.
     """
     if not isinstance(exc, RequestRefusedError) or not exc.api_message:
-        return Verdict(reason=describe_error(exc))
+        return Verdict(reason=describe_error(exc), is_temporary=True)
     if exc.param == NAME_KEY:
         return Verdict({NAME_KEY: f"{NAME_LABEL}: {_NAME_RULE}."})
     if exc.status != 400:
-        return Verdict(reason=rename_settings(describe_error(exc), keys))
+        reason = rename_settings(describe_error(exc), keys)
+        return Verdict(reason=reason, is_temporary=exc.status in _TEMPORARY_STATUSES)
     problems: dict[str, str] = {}
     api_message = _TASK_PREFIX.sub("", exc.api_message)
     for number, part in enumerate(_split_faults(api_message, keys)):

@@ -9,7 +9,10 @@ from apps.client.resources import Estimate, EstimatedMemory
 from apps.ui import markup
 
 SCRIPT_HEAD = '<script src="page-assets/settings.js"></script>'
-REASON = '<button type="button" id="start-reason" class="ts-start-reason" hidden></button>'
+REASON = (
+    '<div role="status">'
+    '<button type="button" id="start-reason" class="ts-start-reason" hidden></button></div>'
+)
 _TIGHT = 0.9
 """Share of the memory of a machine beyond which the need is marked."""
 

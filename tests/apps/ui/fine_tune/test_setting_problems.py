@@ -100,6 +100,9 @@ def test_refusal_without_field_is_a_reason() -> None:
     assert explain_refusal(refusal, KEYS) == Verdict(reason="Data: Line 2: not JSON.")
     busy = RequestRefusedError(429, "Too Many", "3 jobs are queued", None)
     assert "Please try again" in explain_refusal(busy, KEYS).reason
+    assert explain_refusal(busy, KEYS).is_temporary
+    denied = RequestRefusedError(403, "Forbidden", "the key may not read files", None)
+    assert not explain_refusal(denied, KEYS).is_temporary
     lost = ApiTimeoutError("http://api", "slow")
     assert (
         explain_refusal(lost, KEYS).reason == "The API took too long to answer; please try again."
@@ -111,8 +114,8 @@ def test_verdict_names_elements_of_fields() -> None:
         explain_field_error(FieldError("task_settings.beta", "Beta is empty")).to_json()
     )
     problem = {"id": "setting-beta", "message": "Beta is empty"}
-    assert found == {"problems": [problem], "reason": "Beta is empty"}
-    assert json.loads(Verdict().to_json()) == {"problems": [], "reason": ""}
+    assert found == {"problems": [problem], "reason": "Beta is empty", "isTemporary": False}
+    assert json.loads(Verdict().to_json())["reason"] == ""
     named = json.loads(Verdict({"suffix": "x" * 500}).to_json())
     assert named["problems"][0]["id"] == "run-name"
     assert len(named["reason"]) < 200
