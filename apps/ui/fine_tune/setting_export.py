@@ -82,6 +82,7 @@ class SettingExport:
         """Return a message, and what the fields contain after the import; None if it fails."""
         try:
             settings = read_spec(text, self._defaults.training, self._defaults.task)
+            _check_task_settings(settings, self._defaults.training)
         except ValueError as exc:
             return gr.HTML(markup.render_notice(str(exc), "error"), visible=True), None
         return gr.HTML("", visible=False), list_changes(self._defaults, settings)
@@ -89,6 +90,16 @@ class SettingExport:
 
 def list_changes(defaults: Defaults, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from the defaults by their flat names, as entered."""
-    given = flatten(settings) if isinstance(settings.get("task_settings") or {}, Mapping) else {}
     known = flatten(defaults.training)
+    given = flatten(settings)
     return {key: value for key, value in given.items() if key in known and value != known[key]}
+
+
+def _check_task_settings(settings: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for settings of the task that it does not have."""
+    own, possible = settings.get("task_settings") or {}, known.get("task_settings")
+    if not isinstance(own, Mapping):
+        raise ValueError("Expected a mapping as task_settings, as in: {labels: [a, b]}")
+    if unknown := [name for name in own if name not in (possible or {})]:
+        names = ", ".join(repr(str(name)[:60]) for name in unknown[:5])
+        raise ValueError(f"These are no settings of this task: {names}.")

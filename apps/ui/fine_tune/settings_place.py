@@ -11,6 +11,7 @@ from apps.client.resources import Defaults
 from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.setting_export import ADD_ORIGIN_JS
 from apps.ui.fine_tune.setting_fields import FieldError
+from apps.ui.fine_tune.setting_problems import NAME_KEY
 from apps.ui.fine_tune.training_settings import (
     CHANGED_JS,
     CLOSE_FIELDS_JS,
@@ -145,12 +146,15 @@ class TrainingSettingsPlace:
                 return describe_error(exc)
             return export.write_text(form, job, origin)
 
-        def import_settings(text: str, num_imports: int) -> tuple[Any, Any, Any, Any]:
+        def import_settings(
+            text: str, entered: Entered, num_imports: int
+        ) -> tuple[Any, Any, Any, Any]:
             """Fill in the settings of a spec, or show what is wrong with it."""
             note, changes = export.import_spec(text)
             if changes is None:
                 return note, gr.skip(), gr.skip(), gr.skip()
-            return note, changes, NO_PRESET, num_imports + 1
+            name = {NAME_KEY: entered[NAME_KEY]} if NAME_KEY in entered else {}
+            return note, {**changes, **name}, NO_PRESET, num_imports + 1
 
         gr.on(
             [export.place.expand, export.form.input, export.refresh.click],
@@ -164,7 +168,7 @@ class TrainingSettingsPlace:
         )
         export.button.click(
             import_settings,
-            [export.spec, self._num_imports],
+            [export.spec, self.entered, self._num_imports],
             [export.note, self.entered, self._preset, self._num_imports],
             show_progress="hidden",
             api_visibility="private",
