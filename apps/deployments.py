@@ -27,6 +27,7 @@ from apps.file_store import FileStore
 from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
 from apps.fine_tuning.default_settings import DefaultsObject
 from apps.fine_tuning.job_responses import JobObject
+from apps.fine_tuning.planning.job_estimate import EstimateObject
 from apps.fine_tuning.publication_tasks import PublishingModel
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.retention import start_retention
@@ -135,6 +136,11 @@ class FineTuningQueueReplica:
     async def create(self, body: Mapping[str, Any]) -> JobObject:
         """Validate and queue a fine-tuning job."""
         return await self._queue.create(body)
+
+    @_expected
+    async def estimate(self, body: Mapping[str, Any]) -> EstimateObject:
+        """Validate a fine-tuning job, and estimate what it will take."""
+        return await self._queue.estimate(body)
 
     @_expected
     async def preview(

@@ -14,6 +14,7 @@ from training.settings.combinations import check_settings_together
 from training.settings.continued_adapter import continue_settings
 from training.settings.fault_messages import describe_faults, show_value
 from training.settings.loop_settings import LoopSettings
+from training.settings.setting_groups import add_groups
 from training.settings.source_settings import MAX_INTEGER, SourceSettings
 from training.settings.spec_file import read_spec_file
 from training.settings.step_settings import StepSettings
@@ -35,7 +36,9 @@ class TrainingSpec(LoopSettings, StrategySettings, StepSettings, SourceSettings)
     its range; `describe_validation_error` turns it into a message.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra=add_groups
+    )
 
     adapter: AdapterSettings | None = Field(
         None,

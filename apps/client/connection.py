@@ -32,6 +32,7 @@ from apps.client.errors import (
     RequestRefusedError,
     UnexpectedResponseError,
     read_error_body,
+    read_error_param,
 )
 
 CONNECT_TIMEOUT_S = 5.0
@@ -259,10 +260,12 @@ def _check(response: httpx.Response) -> None:
     if response.is_success:
         return
     try:
-        message, code = read_error_body(response.json())
+        body = response.json()
     except ValueError:
-        message, code = None, None
-    raise RequestRefusedError(response.status_code, response.reason_phrase, message, code)
+        body = None
+    message, code = read_error_body(body)
+    param = read_error_param(body)
+    raise RequestRefusedError(response.status_code, response.reason_phrase, message, code, param)
 
 
 def _parse_json(content: bytes) -> object:

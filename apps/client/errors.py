@@ -56,13 +56,22 @@ class ConnectionLostError(ApiUnavailableError):
 
 
 class RequestRefusedError(ApiClientError):
-    """The API refused a request; `api_message` and `code` are those of the error body, if any."""
+    """The API refused a request.
+
+    `api_message`, `code` and `param`, the field at fault, are those of the error body, if any.
+    """
 
     def __init__(
-        self, status: int, reason: str, api_message: str | None = None, code: str | None = None
+        self,
+        status: int,
+        reason: str,
+        api_message: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
     ) -> None:
         super().__init__(api_message or f"the answer was {status} {reason}")
-        self.status, self.api_message, self.code = status, api_message, code
+        self.status, self.api_message = status, api_message
+        self.code, self.param = code, param
 
 
 class UnexpectedResponseError(ApiClientError):
@@ -80,3 +89,10 @@ def read_error_body(body: object) -> tuple[str | None, str | None]:
         return None, None
     code = error.get("code")
     return str(error["message"]), code if isinstance(code, str) else None
+
+
+def read_error_param(body: object) -> str | None:
+    """Return the field at fault that an error body names; None if it names none."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    param = error.get("param") if isinstance(error, Mapping) else None
+    return param if isinstance(param, str) else None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NotRequired, TypedDict
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
-from apps.client.resources import Defaults, Job, read_resource, read_resources
+from apps.client.resources import Defaults, Estimate, Job, read_resource, read_resources
 
 JOBS_PATH = "/v1/fine_tuning/jobs"
 _MAX_PAGE_ENTRIES = 1000
@@ -51,6 +51,12 @@ class JobsClient:
     async def create(self, job: JobRequest) -> Job:
         """Create a job."""
         return await self._post(JOBS_PATH, job)
+
+    async def estimate(self, job: JobRequest) -> Estimate:
+        """Validate a job and estimate what it will take; raises as `create`, and creates none."""
+        content = {name: value for name, value in job.items() if value is not None}
+        request = ApiRequest("POST", f"{JOBS_PATH}/estimate", json=content)
+        return read_resource(Estimate, await self._connection.read_object(request))
 
     async def clone(self, job_id: str, changes: JobChanges) -> Job:
         """Create a copy of a job, with some changes."""

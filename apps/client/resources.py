@@ -196,7 +196,7 @@ class Defaults(Resource):
     """The default settings of a job for one model and task, and the JSON schema of each.
 
     `tasks` are those that the model can learn. `presets` has, by their ids, settings that replace
-    several of `training` together.
+    several of `training` together; `preset_descriptions` says what they are for.
     """
 
     model: str
@@ -204,7 +204,40 @@ class Defaults(Resource):
     tasks: tuple[str, ...] = ("causal_lm",)
     training: Mapping[str, object]
     presets: Mapping[str, Mapping[str, object]] = Field(default_factory=dict)
+    preset_descriptions: Mapping[str, str] = Field(default_factory=dict)
     schemas: Mapping[str, Mapping[str, object]] = Field(alias="schema")
+
+
+class EstimatedMemory(Resource):
+    """The peak memory of a worker, and the memory of the machine or of one GPU."""
+
+    device: str = "cpu"
+    num_workers: int = 1
+    worker_bytes: int | None = None
+    is_measured: bool = False
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+class EstimatedDisk(Resource):
+    """The disk space that a job is likely to need, and the free one."""
+
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+class Estimate(Resource):
+    """What a job will take; None: unknown."""
+
+    num_rows: int | None = None
+    num_steps: int | None = None
+    num_tokens: int | None = None
+    is_exact: bool = False
+    tokens_per_s: float | None = None
+    training_s: float | None = None
+    measured_by: str | None = None
+    memory: EstimatedMemory = EstimatedMemory()
+    disk: EstimatedDisk = EstimatedDisk()
 
 
 class Progress(Resource):

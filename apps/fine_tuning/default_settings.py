@@ -26,6 +26,16 @@ from training.task import find_task, list_tasks
 
 _SERVED_ADAPTER_TASKS = frozenset({DEFAULT_TASK, PREFERENCE_TASK})
 _ADAPTER_TASKS = _SERVED_ADAPTER_TASKS | {"sequence_classification"}
+_MAX_EPOCHS = 1000
+_PRESET_DESCRIPTIONS = {
+    "quick": "At most 20 steps on the first 200 rows: shows that the data and the settings work. "
+    "The result has learned little.",
+    "balanced": "The default settings of this model.",
+    "thorough": "Twice as many passes. A tenth of the rows is held out: training ends when the "
+    "model answers them worse, and the best checkpoint becomes the result.",
+    "adapter": "Learns a small addition to the model (LoRA) and leaves its weights as they are: "
+    "less memory, and a result of a few megabytes.",
+}
 _RATE_FACTOR = 10
 """Ratio of learning rates of an adapter and of all weights, from "LoRA without regret" (2025)."""
 
@@ -34,7 +44,7 @@ class DefaultsObject(TypedDict):
     """The default settings of a job for a model and a task, and their schema.
 
     `tasks` are those that the model can learn; settings without a meaning for `task` are absent.
-    `presets` has what each preset changes in `training`.
+    `presets` has what each preset changes in `training`, and `preset_descriptions` what it is for.
     """
 
     object: Literal["fine_tuning.defaults"]
@@ -43,6 +53,7 @@ class DefaultsObject(TypedDict):
     tasks: list[str]
     training: Mapping[str, Any]
     presets: Mapping[str, Mapping[str, Any]]
+    preset_descriptions: Mapping[str, str]
     schema: Mapping[str, Any]
 
 
@@ -138,6 +149,7 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
     schema = TrainingSpec.model_json_schema()["properties"]
     own_schema = chosen.settings.model_json_schema()
     schema["task_settings"] = {**schema["task_settings"], **own_schema}
+    presets = list_presets(spec, models.reader.find_root(model))
     schema["adapter"]["anyOf"] = [AdapterSettings.model_json_schema(), {"type": "null"}]
     return {
         "object": "fine_tuning.defaults",
@@ -148,7 +160,8 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
             **spec.model_dump(mode="json", exclude=hidden),
             "task_settings": own.model_dump(mode="json"),
         },
-        "presets": list_presets(spec, models.reader.find_root(model)),
+        "presets": presets,
+        "preset_descriptions": {name: _PRESET_DESCRIPTIONS[name] for name in presets},
         "schema": {key: value for key, value in schema.items() if key not in hidden},
     }
 
@@ -156,18 +169,32 @@ def describe_defaults(models: ModelStore, name: str, task: str | None) -> Defaul
 def list_presets(defaults: TrainingSpec, root: str) -> dict[str, Mapping[str, Any]]:
     """Return, by its id, what each preset of a job changes in its default settings.
 
-    `root` is the base model that the job's model descends from. The only preset is 'adapter';
-    there is none where the defaults have an adapter.
+    `root` is the base model that the job's model descends from. There is no preset 'adapter' for a
+    task that learns none, nor where the defaults have an adapter.
     """
-    if defaults.task not in _ADAPTER_TASKS or defaults.adapter is not None:
-        return {}
+    presets: dict[str, Mapping[str, Any]] = {
+        "quick": {"epochs": 1, "max_steps": 20, "max_rows": 200},
+        "balanced": {},
+        "thorough": {
+            "epochs": min(2 * defaults.epochs, _MAX_EPOCHS),
+            "validation_fraction": 0.1,
+            "keep": "best",
+            "early_stopping_patience": 2,
+        },
+    }
+    if defaults.task in _ADAPTER_TASKS and defaults.adapter is None:
+        presets["adapter"] = _choose_adapter(defaults, root)
+    return presets
+
+
+def _choose_adapter(defaults: TrainingSpec, root: str) -> dict[str, Any]:
     if root == DEMONSTRATION_MODEL and defaults.task == DEFAULT_TASK:
         preset = _select_changes(defaults, read_adapter_settings())
     else:
         rate = min(_RATE_FACTOR * defaults.learning_rate, 1.0)
         preset = {"adapter": {"method": "lora", "rank": 16}, "learning_rate": rate}
     export = "adapter" if defaults.task in _SERVED_ADAPTER_TASKS else "merged"
-    return {"adapter": {**preset, "adapter": {**preset["adapter"], "export": export}}}
+    return {**preset, "adapter": {**preset["adapter"], "export": export}}
 
 
 def _select_changes(defaults: TrainingSpec, settings: Mapping[str, Any]) -> dict[str, Any]:

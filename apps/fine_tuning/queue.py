@@ -21,6 +21,7 @@ from apps.fine_tuning.index.run_lookup import expect_run, find_run
 from apps.fine_tuning.job_requests import parse_fine_tune
 from apps.fine_tuning.job_responses import JobObject, describe_job
 from apps.fine_tuning.lost_runs import LostRuns
+from apps.fine_tuning.planning.job_estimate import EstimateObject
 from apps.fine_tuning.publication_tasks import CheckpointExporter, PublishingModel
 from apps.fine_tuning.reconciler import Reconciler
 from apps.fine_tuning.run_changes import RunChanges
@@ -122,6 +123,12 @@ class RunQueue:
     ) -> PreviewObject:
         """Show how the first rows of a file become tokens for a model."""
         return await self._rows.run(self._creator.preview, file_id, model, num_rows, training)
+
+    async def estimate(self, body: Mapping[str, Any]) -> EstimateObject:
+        """Validate the body of `create`, and estimate what its job will take; raises the same."""
+        request = parse_fine_tune(body)
+        nodes = self._runner.list_nodes()
+        return await self._rows.run(self._creator.estimate, request, nodes)
 
     async def get_defaults(self, model: str, task: str | None = None) -> DefaultsObject:
         """Return the default settings of a fine-tuning job for `model`, and their schema.

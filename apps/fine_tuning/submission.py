@@ -20,6 +20,7 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import require_lineage
 from apps.fine_tuning.job_requests import FineTuneRequest, parse_fine_tune
+from apps.fine_tuning.planning.job_estimate import EstimateObject, JobEstimator
 from apps.fine_tuning.validation.adapter_jobs import check_adapter_job, check_adapter_layers
 from apps.fine_tuning.validation.row_task import choose_preview_task
 from apps.fine_tuning.validation.row_validation import (
@@ -40,6 +41,7 @@ from storage.scratch import build_in_scratch
 from system.library_imports import import_transformers
 from training.data.faults import DataError
 from training.monitoring.data_report import report_data
+from training.preflight.requirements import ModelSize
 from training.preflight.resources import ResourceError, check_resources
 from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
@@ -113,6 +115,7 @@ class JobCreator:
         self._lock = Lock()  # locked from counting the jobs until one is added
         self._files = FileStore(layout)
         self._models = ModelStore(layout)
+        self._estimator = JobEstimator(layout, runs)
         self._reserved_cpus, self._reserved_gpus = reserved_cpus, reserved_gpus
         self._allowed_loops = allowed_loops
 
@@ -220,14 +223,28 @@ class JobCreator:
         checked = self._files.get(file_id).get("check")
         return checked if checked and checked["model"] == model_id else None
 
-    def _create_from(
+    def estimate(
+        self, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
+    ) -> EstimateObject:
+        """Validate a request as `create` does, and estimate what its job will take.
+
+        Rows of large files are not read. Raises as `create` does.
+        """
+        check_job_counts(self._runs, self._limits)
+        model = self._models.resolve(request.model)
+        require_lineage(model)
+        with model.lock_shared(), refuse_full_disk():
+            spec, size, _ = self._check(model, request, nodes)
+            return self._estimator.estimate(model, request, spec, size, nodes)
+
+    def _check(
         self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
-    ) -> RunFolder:
+    ) -> tuple[TrainingSpec, ModelSize | None, list[Path]]:
+        """Check everything but the rows; return the spec, the size of its model, and its files."""
         import_transformers()
-        from training.data.run_tables import link_data
         from training.pipeline.architecture import check_architecture
         from training.preflight.adapter_check import plan_learned_tensors
-        from training.preflight.preflight import check_base_model
+        from training.preflight.preflight import check_base_model, count_parameters
 
         paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
         training_file = str(paths[request.training_file])
@@ -240,17 +257,28 @@ class JobCreator:
             _check_generates(model)
         with invalid_input("model", only=SettingError):
             check_base_model(spec.base_model, find_task(spec.task))
+            num_parameters = count_parameters(spec.base_model)
         with invalid_input("training", only=SettingError):
             check_architecture(spec)
             planned = plan_learned_tensors(spec)  # refuses an adapter that does not fit
         check_adapter_layers(spec, planned)
         check_job_size(spec, self._limits)
-        new_bytes = self._sizes.estimate_published(spec, planned and planned.num_parameters)
+        num_learned = planned and planned.num_parameters
+        new_bytes = self._sizes.estimate_published(spec, num_learned)
         check_model_space(self._sizes.measure(), self._limits, new_bytes)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
+        if num_parameters is None:
+            return spec, None, list(paths.values())
+        size = ModelSize(num_parameters, num_learned or num_parameters)
+        return spec, size, list(paths.values())
+
+    def _create_from(
+        self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
+    ) -> RunFolder:
+        spec, _, paths = self._check(model, request, nodes)
         prepared = None
-        if are_quick(list(paths.values())):
+        if are_quick(paths):
             with suppress(SlowRowsError):
                 prepared = prepare_rows(self._layout, spec)
         record = RunRecord(
@@ -267,6 +295,8 @@ class JobCreator:
             if prepared is None:
                 run.events.add("Checking the files")
             else:
+                from training.data.run_tables import link_data
+
                 link_data(prepared, run.data)
                 report_data(run, prepared.summary)
                 run.events.add("Queued", code="queued")

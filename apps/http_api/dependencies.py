@@ -60,6 +60,9 @@ class FineTuning(Protocol):
     async def create(self, body: dict[str, Any]) -> Mapping[str, object]:
         """Validate and queue a fine-tuning job."""
 
+    async def estimate(self, body: dict[str, Any]) -> Mapping[str, object]:
+        """Validate a fine-tuning job, and estimate what it will take."""
+
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, object]
     ) -> Mapping[str, object]:

@@ -189,6 +189,10 @@ class QueueClient:
         """Validate and queue a fine-tuning job."""
         return unwrap(await self._handle.create.remote(body))
 
+    async def estimate(self, body: dict[str, Any]) -> Mapping[str, object]:
+        """Validate a fine-tuning job, and estimate what it will take."""
+        return unwrap(await self._handle.estimate.remote(body))
+
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, object]
     ) -> Mapping[str, object]:

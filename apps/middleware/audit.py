@@ -18,6 +18,8 @@ from system.threads import DedicatedThread
 logger = logging.getLogger(__name__)
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_READING = frozenset({Permission.GENERATE, Permission.READ_FILES})
+"""Permissions whose requests change nothing, whatever their method."""
 _UNLOGGED_PATHS = frozenset({"/healthz", "/livez", "/readyz"})  # polled constantly
 _MAX_ANSWER_BYTES = 1 << 16
 """Longest response body that is searched for the id of a created object."""
@@ -155,7 +157,7 @@ def _is_audited(scope: Scope, exchange: Exchange) -> bool:
     if exchange.refusal is not None or exchange.is_change:
         return True
     is_change = scope["method"] not in _SAFE_METHODS and exchange.permission is not None
-    return is_change and exchange.permission is not Permission.GENERATE
+    return is_change and exchange.permission not in _READING
 
 
 def _read_method(scope: Scope) -> str:

@@ -216,6 +216,9 @@ class LocalFineTuning:
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         return dict(await self._queue.create(body))
 
+    async def estimate(self, body: dict[str, Any]) -> dict[str, Any]:
+        return dict(await self._queue.estimate(body))
+
     async def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:

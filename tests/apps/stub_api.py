@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -33,6 +34,7 @@ class StubApi:
         self.evaluations: dict[str, list[dict[str, Any]]] = {}  # newest first
         self.files = [_describe_file("file-handbook", "handbook.jsonl")]
         self.bodies: list[dict[str, Any]] = []
+        self.estimates: list[dict[str, Any]] = []  # the bodies of requests for estimates
         self.keys: list[str | None] = []
         self.previews: list[dict[str, Any]] = []
         self.queries: list[tuple[str, dict[str, str]]] = []
@@ -89,8 +91,8 @@ def _describe_file(file_id: str, filename: str) -> dict[str, Any]:
     }
 
 
-def refuse(status: int, message: str) -> JSONResponse:
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+def refuse(status: int, message: str, param: str | None = None) -> JSONResponse:
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
     return JSONResponse({"error": error}, status)
 
 
@@ -166,26 +168,71 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
         }
 
 
+def _find_fault(body: dict[str, Any]) -> JSONResponse | None:
+    """Return the refusal of a job with an invalid setting or name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", body.get("suffix") or "a"):
+        return refuse(400, "'suffix': String should match pattern '^[A-Za-z0-9]'", "suffix")
+    training = body.get("training", {})
+    faults = {
+        name: f"{name} is {training[name]}: it should be greater than 0"
+        for name in ("learning_rate", "epochs")
+        if training.get(name) == 0
+    }
+    return refuse(400, "; ".join(faults.values()), next(iter(faults))) if faults else None
+
+
 def _add_jobs(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/fine_tuning/defaults")
     def get_defaults(model: str, task: str = "causal_lm") -> dict[str, Any]:
         schema: dict[str, Any] = {
-            "epochs": {"type": "integer", "description": "Passes over the rows."},
-            "learning_rate": {"type": "number", "description": "Peak learning rate."},
+            "epochs": {
+                "type": "integer",
+                "description": "Passes over the rows.",
+                "group": "optimizer",
+            },
+            "learning_rate": {
+                "type": "number",
+                "description": "Peak learning rate.",
+                "group": "optimizer",
+            },
+            "offload_optimizer": {
+                "type": "boolean",
+                "description": "Keep the optimizer's state and step in CPU memory.",
+                "group": "memory",
+            },
+            "warmup_ratio": {
+                "type": "number",
+                "description": "Share of the steps in which the learning rate rises.",
+                "group": "optimizer",
+            },
             "max_length": {
                 "anyOf": [{"type": "integer"}, {"type": "null"}],
                 "description": "Tokens of one row.",
+                "group": "data",
             },
-            "precision": {"type": "string", "enum": ["bf16", "fp32"], "description": "Arithmetic."},
-            "columns": {"type": "object", "description": 'Names, as in {"prompt": "q"}.'},
-            "adapter": {"anyOf": [{"type": "object"}, {"type": "null"}]},
-            "offload_optimizer": {"type": "boolean", "description": "Its state is in memory."},
-            "wall_clock_breakdown": {"type": "boolean", "description": "Log times of phases."},
+            "precision": {
+                "type": "string",
+                "enum": ["bf16", "fp32"],
+                "description": "Arithmetic.",
+                "group": "memory",
+            },
+            "columns": {
+                "type": "object",
+                "description": 'Names, as in {"prompt": "q"}.',
+                "group": "data",
+            },
+            "adapter": {"anyOf": [{"type": "object"}, {"type": "null"}], "group": "adapter"},
+            "wall_clock_breakdown": {
+                "type": "boolean",
+                "description": "Log times of phases.",
+                "group": "cluster",
+            },
             "task_settings": {"type": "object", "properties": {}},
         }
         training: dict[str, Any] = {"epochs": 3, "learning_rate": 1e-3, "max_length": None}
         training |= {"precision": "bf16", "columns": {}, "adapter": None, "task_settings": {}}
-        training |= {"offload_optimizer": False, "wall_clock_breakdown": False}
+        training |= {"offload_optimizer": False, "warmup_ratio": 0.05}
+        training |= {"wall_clock_breakdown": False}
         if task == "sequence_classification":
             training["task_settings"] = {"problem_type": "auto", "labels": []}
             schema["task_settings"]["properties"] = {
@@ -198,16 +245,52 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             "task": task,
             "tasks": ["causal_lm", "sequence_classification"],
             "training": training,
-            "presets": {"adapter": {"adapter": {"rank": 4}, "learning_rate": 0.01}},
+            "presets": {
+                "quick": {"epochs": 1},
+                "balanced": {},
+                "adapter": {"adapter": {"rank": 4}, "learning_rate": 0.01},
+            },
+            "preset_descriptions": {
+                "quick": "Shows that the settings work.",
+                "balanced": "The default settings of this model.",
+                "adapter": "Learns a small addition.",
+            },
             "schema": schema,
+        }
+
+    @app.post("/v1/fine_tuning/jobs/estimate", response_model=None)
+    async def estimate_job(request: Request) -> Any:
+        body = await request.json()
+        stub.estimates.append(body)
+        if fault := _find_fault(body):
+            return fault
+        epochs = body.get("training", {}).get("epochs", 3)
+        return {
+            "object": "fine_tuning.estimate",
+            "num_rows": 1200,
+            "num_steps": 40 * epochs,
+            "num_tokens": 4000 * epochs,
+            "is_exact": True,
+            "tokens_per_s": 200.0,
+            "training_s": 20.0 * epochs,
+            "measured_by": "ftjob-old",
+            "memory": {
+                "device": "cpu",
+                "num_workers": 2,
+                "worker_bytes": 880_000_000,
+                "is_measured": False,
+                "total_bytes": 23_500_000_000,
+                "free_bytes": 20_000_000_000,
+            },
+            "disk": {"needed_bytes": 300_000_000, "free_bytes": 50_000_000_000},
         }
 
     @app.post("/v1/fine_tuning/jobs", response_model=None)
     async def create_job(request: Request) -> Any:
         body = await request.json()
         stub.bodies.append(body)
-        if body["training"].get("learning_rate") == 0:
-            return refuse(400, "learning_rate is 0: it should be greater than 0")
+        if fault := _find_fault(body):
+            return fault
         return stub.add_job("ftjob-new", "queued", user_provided_suffix=body.get("suffix"))
 
     @app.get("/v1/fine_tuning/jobs")

@@ -124,9 +124,9 @@ def test_page_shows_error_of_api(context: BrowserContext, application: Applicati
     page = context.new_page()
     page.goto(f"{application.url}/ui/")
     page.fill("#setting-learning-rate input", "0")
-    page.click("#start-button")
-    expect(page.locator(".toast-wrap")).to_contain_text("learning_rate", timeout=PATIENCE_MS)
-    assert "/runs" not in page.url
+    problem = page.locator("#setting-learning-rate .ts-field-error")
+    expect(problem).to_contain_text("Learning rate is 0", timeout=PATIENCE_MS)
+    expect(page.locator("#start-button")).to_be_disabled()
 
 
 def test_page_shows_line_of_invalid_row(

@@ -80,15 +80,7 @@ def estimate_memory(spec: TrainingSpec, size: ModelSize, *, on_gpu: bool) -> tup
     at once.
     """
     num_workers = spec.min_workers or spec.num_workers
-    is_half = _count_pass_bytes(spec) < _MASTER_BYTES
-    optimizer = _MOMENT_BYTES + (_MASTER_BYTES if is_half else 0)
-    num_replicas = num_workers // spec.num_stages
-    num_weights = 1 if spec.sharding_stage == 3 else num_replicas  # copies of each in the cluster
-    num_gradients = 1 if spec.sharding_stage >= 2 else num_replicas
-    num_states = 1 if spec.sharding_stage >= 1 else num_replicas
-    weights = int(_count_weight_bytes(spec) * size.num_parameters * num_weights)
-    gradients = _count_pass_bytes(spec) * size.num_learned * num_gradients
-    states = optimizer * size.num_learned * num_states
+    weights, gradients, states = count_training_bytes(spec, size)
     export = _count_export_memory(spec, size)
     if not on_gpu:
         likely = int(_MARGIN * max(weights + gradients + states, export))
@@ -100,6 +92,23 @@ def estimate_memory(spec: TrainingSpec, size: ModelSize, *, on_gpu: bool) -> tup
     device = Need(on_device // num_workers, int(_MARGIN * (on_device + gradients)) // num_workers)
     host = max(on_host, export)
     return Need(host, int(_MARGIN * host)), device
+
+
+def count_training_bytes(spec: TrainingSpec, size: ModelSize) -> tuple[int, int, int]:
+    """Return the bytes of weights, gradients and optimizer state of all workers together.
+
+    Each stage of ZeRO shards one more of them (Rajbhandari et al. 2020, arXiv 1910.02054, table 1).
+    """
+    num_workers = spec.min_workers or spec.num_workers
+    is_half = _count_pass_bytes(spec) < _MASTER_BYTES
+    optimizer = _MOMENT_BYTES + (_MASTER_BYTES if is_half else 0)
+    num_replicas = num_workers // spec.num_stages
+    num_weights = 1 if spec.sharding_stage == 3 else num_replicas  # copies of each in the cluster
+    num_gradients = 1 if spec.sharding_stage >= 2 else num_replicas
+    num_states = 1 if spec.sharding_stage >= 1 else num_replicas
+    weights = int(_count_weight_bytes(spec) * size.num_parameters * num_weights)
+    gradients = _count_pass_bytes(spec) * size.num_learned * num_gradients
+    return weights, gradients, optimizer * size.num_learned * num_states
 
 
 def _is_merged(spec: TrainingSpec) -> bool:

@@ -58,6 +58,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("delete", "/v1/files/{file_id}"): _json(response_schemas.Deletion),
     ("get", "/v1/fine_tuning/defaults"): _json(response_schemas.JobDefaults),
     ("post", "/v1/fine_tuning/jobs"): _json(response_schemas.FineTuningJob),
+    ("post", "/v1/fine_tuning/jobs/estimate"): _json(response_schemas.JobEstimate),
     ("get", "/v1/fine_tuning/jobs"): _json(response_schemas.JobPage),
     ("get", _JOB): _json(response_schemas.FineTuningJob),
     ("delete", _JOB): _json(response_schemas.Deletion),

@@ -215,7 +215,48 @@ class JobDefaults(_Answer):
     task: str = Field(description="The task that these settings are for.")
     tasks: list[str] = Field(description="The tasks that the model can learn.")
     training: AnyObject
+    presets: dict[str, AnyObject] = Field(
+        description="What each preset changes in 'training', by its id."
+    )
+    preset_descriptions: dict[str, str] = Field(description="What each preset is for.")
     settings_schema: AnyObject = Field(alias="schema", description="JSON schema of each setting.")
+
+
+class EstimatedMemory(_Answer):
+    """The memory of a worker, and that of the machine or of one GPU."""
+
+    device: Literal["cpu", "gpu"]
+    num_workers: int
+    worker_bytes: int | None = Field(description="Peak of the worker that needs the most.")
+    is_measured: bool = Field(description="Whether an earlier run on the same files measured it.")
+    total_bytes: int | None
+    free_bytes: int | None
+
+
+class EstimatedDisk(_Answer):
+    """The disk space that checkpoints and the model are likely to need."""
+
+    needed_bytes: int | None
+    free_bytes: int
+
+
+class JobEstimate(_Answer):
+    """What a job will take; null: unknown."""
+
+    object: Literal["fine_tuning.estimate"]
+    model: str = Field(description="The id of the model.")
+    task: str
+    num_rows: int | None = Field(description="Rows of an epoch.")
+    num_steps: int | None
+    num_tokens: int | None = Field(description="Tokens of all steps, without padding.")
+    is_exact: bool = Field(description="Whether steps and tokens were counted from the rows.")
+    tokens_per_s: float | None
+    training_s: float | None = Field(
+        description="Seconds of training, as an earlier run with the same settings was fast."
+    )
+    measured_by: str | None = Field(description="The job that was measured.")
+    memory: EstimatedMemory
+    disk: EstimatedDisk
 
 
 class JobEvent(_Answer):

@@ -56,6 +56,14 @@ async def create_job(services: ServicesOf, body: JsonBody) -> Mapping[str, objec
     return await services.fine_tuning.create(body.value)
 
 
+@router.post("/jobs/estimate", openapi_extra=describe_body(FineTuneRequest))
+@requires(Permission.READ_FILES)
+async def estimate_job(services: ServicesOf, body: JsonBody) -> Mapping[str, object]:
+    """Validate a job and estimate its steps, tokens, time, memory and disk; nothing is created."""
+    await body.check(parse_fine_tune)
+    return await services.fine_tuning.estimate(body.value)
+
+
 @router.get("/jobs", openapi_extra={"parameters": [_METADATA]})
 @requires(Permission.READ_JOBS)
 async def list_jobs(

@@ -13,11 +13,14 @@ from gradio.events import Dependency
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.resources import File, Model
+from apps.client.jobs import JobRequest
+from apps.client.resources import Estimate, File, Model
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.fine_tune.former_run import read_former_run
 from apps.ui.fine_tune.preview import render_preview
-from apps.ui.fine_tune.training_settings import Entered, TrainingSettingsPlace, collect_row_settings
+from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
+from apps.ui.fine_tune.training_settings import Entered, JobActions, collect_row_settings
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 
 _logger = logging.getLogger(__name__)
@@ -74,7 +77,9 @@ class FineTunePage:
         self._client = client
         self._uploads = uploads
         self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
-        self.settings = TrainingSettingsPlace(self.start, self.show_preview)
+        self.settings = TrainingSettingsPlace(
+            JobActions(self.start, self.estimate, self.name_file, self.show_preview)
+        )
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=320):
                 self.model = gr.Dropdown(label="Base model", elem_id="base-model", filterable=False)
@@ -87,25 +92,33 @@ class FineTunePage:
             with gr.Column(scale=3, min_width=320):
                 self.preview = gr.HTML(elem_id="preview", min_height=120)
 
-    async def open(self) -> tuple[Any, ...]:
-        """Fill the menus, the settings and the preview."""
+    async def open(self, request: gr.Request) -> tuple[Any, ...]:
+        """Fill the menus, the settings and the preview, like those of the run in `?from=`."""
+        notice, entered = "", {}
         try:
             models = await self._client.models.list_all()
             files = await self._client.files.list_all()
             model_choices, file_choices = list_model_choices(models), list_file_choices(files)
             model = next((value for _, value in model_choices), None)
             data = next((value for _, value in file_choices), None)
-            defaults = await self._read_defaults(model, data)
+            if run_id := dict(request.query_params).get("from", ""):
+                found = await read_former_run(self._client, run_id, model_choices, file_choices)
+                notice, entered = found.notice, found.entered
+                model, data = found.model or model, found.data or data
+                defaults = found.defaults or await self._read_defaults(model, data)
+            else:
+                defaults = await self._read_defaults(model, data)
         except ApiClientError as exc:
             message = f"{describe_error(exc)} Reload the page to try again."
-            return show_notice(message), *(gr.skip(),) * 5
+            return show_notice(message), *(gr.skip(),) * 6
         return (
-            show_notice(""),
+            show_notice(notice, "info"),
             gr.Dropdown(choices=model_choices, value=model),
             gr.Dropdown(choices=file_choices, value=data),
             show_tasks(defaults),
             defaults,
-            await self.show_preview(model, data, {}, defaults),
+            entered,
+            await self.show_preview(model, data, entered, defaults),
         )
 
     async def choose_settings(
@@ -203,26 +216,28 @@ class FineTunePage:
             self._uploads.delete_older_than(UPLOAD_LIFETIME_S)
         return gr.Dropdown(choices=list_file_choices(files), value=file.id)
 
-    async def start(
-        self, model: str | None, data: str | None, suffix: str, training: Mapping[str, Any]
-    ) -> str:
-        """Create a job and return its id; raises `gr.Error` with the message of the API."""
-        if not model or not data:
-            raise gr.Error("Choose a model and data first.", print_exception=False)
-        try:
-            job = await self._client.jobs.create(
-                {
-                    "model": model,
-                    "training_file": data,
-                    "suffix": suffix.strip() or None,
-                    "training": training,
-                }
-            )
-        except ApiClientError as exc:
-            raise gr.Error(
-                escape(describe_error(exc)), duration=None, print_exception=False
-            ) from exc
-        return job.id
+    async def start(self, model: str, data: str, suffix: str, training: Mapping[str, Any]) -> str:
+        """Create a job and return its id."""
+        return (await self._client.jobs.create(_request_job(model, data, suffix, training))).id
+
+    async def estimate(
+        self, model: str, data: str, suffix: str, training: Mapping[str, Any]
+    ) -> Estimate:
+        """Return what a job will take."""
+        return await self._client.jobs.estimate(_request_job(model, data, suffix, training))
+
+    async def name_file(self, data: str) -> str:
+        """Return the name of a file."""
+        return (await self._client.files.get(data)).filename
+
+
+def _request_job(model: str, data: str, suffix: str, training: Mapping[str, Any]) -> JobRequest:
+    return {
+        "model": model,
+        "training_file": data,
+        "suffix": suffix.strip() or None,
+        "training": training,
+    }
 
 
 def _name_defaults(defaults: Mapping[str, Any]) -> tuple[str, str]:
@@ -239,9 +254,9 @@ def show_tasks(defaults: Mapping[str, Any] | None) -> Any:
     )
 
 
-def show_notice(message: str) -> Any:
-    """Show an error on top of the page, or hide it if there is none."""
-    return gr.HTML(markup.render_notice(message, "error"), visible=bool(message))
+def show_notice(message: str, kind: str = "error") -> Any:
+    """Show a message on top of the page, or hide it if there is none."""
+    return gr.HTML(markup.render_notice(message, kind), visible=bool(message))
 
 
 def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
@@ -259,6 +274,7 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
             page.data,
             page.task,
             page.settings.defaults,
+            page.settings.entered,
             page.preview,
         ],
         show_progress="hidden",

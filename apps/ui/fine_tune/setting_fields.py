@@ -19,7 +19,23 @@ LABELS = {
 }
 TASK_SETTINGS = "task_settings"
 _PREFIX = f"{TASK_SETTINGS}."
+_NAME = "suffix"
 _BRACKETS = {"{": "object", "[": "array"}
+
+
+class FieldError(ValueError):
+    """The text of a field cannot be read; `key` is the flat name of its setting."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def find_elem_id(key: str) -> str:
+    """Return the id of the element of a setting's field, or of the name of the result."""
+    if key == _NAME:
+        return "run-name"
+    return f"setting-{key.removeprefix(_PREFIX).replace('_', '-')}"
 
 
 def label_setting(key: str) -> str:
@@ -59,7 +75,7 @@ def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
     """
     label = label_setting(key)
     info = schema.get("description", "")
-    elem_id = f"setting-{key.removeprefix(_PREFIX).replace('_', '-')}"
+    elem_id = find_elem_id(key)
     if "enum" in schema:
         return gr.Dropdown(
             schema["enum"], value=value, label=label, info=info, elem_id=elem_id, interactive=True
@@ -125,7 +141,7 @@ def collect_changes(
 def read_setting(key: str, schema: Mapping[str, Any], default: Any, value: Any) -> Any:
     """Return the value of a field; text is parsed as JSON unless the setting takes only strings.
 
-    An empty field means "not set". Raises `ValueError` for an empty field that must be set, and for
+    An empty field means "not set". Raises `FieldError` for an empty field that must be set, and for
     a list or an object that is not valid JSON; the API refuses all other invalid values.
     """
     if isinstance(value, str):
@@ -139,9 +155,10 @@ def read_setting(key: str, schema: Mapping[str, Any], default: Any, value: Any) 
         parsed = json.loads(value, parse_constant=_refuse_constant)
     except ValueError as exc:
         if _BRACKETS.get(value[0]) in kinds:
-            raise ValueError(
+            raise FieldError(
+                key,
                 f"{label_setting(key)} is not JSON: {exc}. Texts and names need double quotes, as "
-                'in {"name": "value"} or ["one", "two"].'
+                'in {"name": "value"} or ["one", "two"].',
             ) from exc
         return value
     # Text that parses as true, null or a string is passed on: the API refuses it with its message.
@@ -153,8 +170,8 @@ def _read_empty(key: str, schema: Mapping[str, Any], default: Any) -> Any:
         return default
     if "null" in _list_kinds(schema):
         return None
-    raise ValueError(
-        f"{label_setting(key)} is empty: enter a value; the default is {write_value(default)}."
+    raise FieldError(
+        key, f"{label_setting(key)} is empty: enter a value; the default is {write_value(default)}."
     )
 
 

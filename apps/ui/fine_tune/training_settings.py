@@ -1,18 +1,23 @@
-"""The settings of a fine-tune on the page, its name, and the button that starts it.
+"""The settings of a fine-tune on the page, its name, and the bar that starts it.
 
-The fields are built again for another model, task or preset. What the visitor has entered stays;
-while they are built, nothing can be entered.
+The fields are built again for another model, task or preset, and for settings that are filled in.
+What the visitor has entered stays; while they are built, nothing can be entered. The script
+`settings.js` searches them, shows problems at them, and asks for a check when a visitor pauses.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import gradio as gr
 from gradio.components import Component
 
-from apps.client.resources import Defaults
+from apps.client.errors import ApiClientError
+from apps.client.resources import Defaults, Estimate
+from apps.ui.fine_tune.setting_export import SettingExport
 from apps.ui.fine_tune.setting_fields import (
+    FieldError,
     build_setting,
     collect_changes,
     flatten,
@@ -21,6 +26,20 @@ from apps.ui.fine_tune.setting_fields import (
     select_entered,
     unflatten,
 )
+from apps.ui.fine_tune.setting_problems import (
+    NAME_KEY,
+    NAME_LABEL,
+    Verdict,
+    explain_field_error,
+    explain_refusal,
+)
+from apps.ui.fine_tune.setting_search import (
+    GROUP_NAMES,
+    render_group,
+    render_presets,
+    render_toolbar,
+)
+from apps.ui.fine_tune.start_bar import REASON, SCRIPT_HEAD, render_estimate
 
 Entered = Mapping[str, Any]
 """What fields contain that differs from what they showed at first, by flat name."""
@@ -31,9 +50,13 @@ ROW_SETTINGS = (
     "micro_batch_tokens",
     "task_settings.loss",
 )
-NO_PRESET = ""
-PRESET_NAMES = {NO_PRESET: "All weights", "adapter": "An adapter (LoRA)"}
-_NAME = "suffix"  # beside the settings in what was entered
+NO_PRESET = "balanced"
+PRESET_NAMES = {
+    "quick": "Quick look",
+    NO_PRESET: "Balanced",
+    "thorough": "Thorough",
+    "adapter": "Adapter (LoRA)",
+}
 _PLACE = "training-settings"
 CLOSE_FIELDS_JS = f"""() => {{
   const fields = document.getElementById("{_PLACE}");
@@ -42,15 +65,31 @@ CLOSE_FIELDS_JS = f"""() => {{
 OPEN_FIELDS_JS = f"""
   const fields = document.getElementById("{_PLACE}");
   if (fields) fields.inert = false;
+  window.tuneserveSettings?.begin();
 """
+CHANGED_JS = "() => { window.tuneserveSettings?.change(); }"
+SHOW_VERDICT_JS = "(verdict) => { window.tuneserveSettings?.show(verdict); }"
 GO_TO_RUN_JS = """(run) => {
   if (run) window.location.href = "./runs?run=" + encodeURIComponent(run);
 }"""
 
-Start = Callable[[str | None, str | None, str, Mapping[str, Any]], Awaitable[str]]
 ShowPreview = Callable[
     [str | None, str | None, Mapping[str, Any], Mapping[str, Any]], Awaitable[str]
 ]
+
+
+@dataclass(frozen=True)
+class JobActions:
+    """What the page asks the API about a job: model, file, name, and the changed settings.
+
+    `start` returns the job's id, `name_file` the name of a file. All but `show_preview` raise
+    `ApiClientError`.
+    """
+
+    start: Callable[[str, str, str, Mapping[str, Any]], Awaitable[str]]
+    estimate: Callable[[str, str, str, Mapping[str, Any]], Awaitable[Estimate]]
+    name_file: Callable[[str], Awaitable[str]]
+    show_preview: ShowPreview
 
 
 def name_task(defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,49 +118,80 @@ class TrainingSettings:
         preset: str = NO_PRESET,
         *,
         is_more_open: bool,
-        start: Start,
-        show_preview: ShowPreview,
+        actions: JobActions,
     ) -> None:
-        self._start = start
-        self._show_preview = show_preview
+        self._actions = actions
         self._defaults = defaults.model_dump(by_alias=True)
         self._values = flatten(defaults.training)
-        presets = {NO_PRESET: {}, **defaults.presets}
+        presets = {
+            name: defaults.presets[name] for name in PRESET_NAMES if name in defaults.presets
+        }
+        presets = {**presets, NO_PRESET: {}} if NO_PRESET not in presets else presets
         chosen = preset if preset in presets else NO_PRESET
         self._shown = {**self._values, **flatten(presets[chosen])}
         self._schemas = flatten_schemas(defaults.schemas)
-        keys = [key for key in self._values if key in self._schemas and key != "task"]
-        more = [key for key in keys if key not in MAIN_SETTINGS]
-        kept = select_entered(entered, {key: self._schemas[key] for key in keys})
+        self._keys = [key for key in self._schemas if key in self._values and key != "task"]
+        self._kept = select_entered(entered, {key: self._schemas[key] for key in self._keys})
+        self.fields: dict[str, Component] = {}
         with gr.Column(elem_id=_PLACE):
             self.preset = gr.Radio(
-                [(PRESET_NAMES.get(name, name), name) for name in presets],
+                [(PRESET_NAMES[name], name) for name in presets],
                 value=chosen,
-                label="What is learned",
+                label="Preset",
                 elem_id="preset",
                 interactive=True,
                 visible=len(presets) > 1,
             )
-            with gr.Row():
-                self.fields = {key: self._build(key, kept) for key in MAIN_SETTINGS if key in keys}
+            gr.HTML(render_presets(chosen, defaults.preset_descriptions), elem_id="preset-note")
+            gr.HTML(render_toolbar(self._values, self._schemas))
+            with gr.Row(elem_classes="ts-fields"):
+                self._build_fields(key for key in MAIN_SETTINGS if key in self._keys)
             self.more = gr.Accordion("More settings", open=is_more_open, elem_id="more-settings")
-            with self.more, gr.Row():
-                self.fields |= {key: self._build(key, kept) for key in more}
-            with gr.Row(equal_height=False):
-                self.name = gr.Textbox(
-                    entered.get(_NAME),
-                    label="Name of the result",
-                    placeholder="letters, digits, - and _",
-                    elem_id="run-name",
-                    interactive=True,
-                    scale=3,
-                )
-                self.button = gr.Button("Start", variant="primary", elem_id="start-button", scale=2)
-        gr.HTML("", js_on_load=OPEN_FIELDS_JS)
+            with self.more:
+                self._build_groups()
+            self.export = SettingExport(self.plan, defaults)
+            self._build_bar(entered)
+        gr.HTML("", head=SCRIPT_HEAD, js_on_load=OPEN_FIELDS_JS)
         self.row_keys = [key for key in ROW_SETTINGS if key in self.fields]
 
-    def _build(self, key: str, entered: Entered) -> Component:
-        return build_setting(key, self._schemas[key], entered.get(key, self._shown[key]))
+    def _build_groups(self) -> None:
+        """Build the fields of all but the main settings, group by group."""
+        groups: dict[str, list[str]] = {name: [] for name in GROUP_NAMES}
+        for key in self._keys:
+            if key not in MAIN_SETTINGS:
+                name = "task" if "." in key else str(self._schemas[key].get("group", "other"))
+                groups.setdefault(name, []).append(key)
+        for name, keys in groups.items():
+            if keys:
+                with gr.Column(elem_classes="ts-group", elem_id=f"group-{name}"):
+                    gr.HTML(render_group(name))
+                    with gr.Row(elem_classes="ts-fields"):
+                        self._build_fields(keys)
+
+    def _build_fields(self, keys: Any) -> None:
+        for key in keys:
+            value = self._kept.get(key, self._shown[key])
+            self.fields[key] = build_setting(key, self._schemas[key], value)
+
+    def _build_bar(self, entered: Entered) -> None:
+        with gr.Row(elem_id="start-bar", equal_height=False):
+            self.name = gr.Textbox(
+                entered.get(NAME_KEY),
+                label=NAME_LABEL,
+                placeholder="letters, digits, - and _",
+                elem_id="run-name",
+                interactive=True,
+                min_width=180,
+                scale=2,
+            )
+            with gr.Column(elem_id="start-text", min_width=200, scale=6):
+                self.estimate = gr.HTML("", elem_id="estimate")
+                gr.HTML(REASON, elem_id="start-reason-place")
+            self.button = gr.Button(
+                "Start", variant="primary", elem_id="start-button", min_width=120, scale=1
+            )
+            self.verdict = gr.Textbox(visible="hidden", elem_id="settings-verdict")
+            self.check_button = gr.Button("Check", visible="hidden", elem_id="check-settings")
 
     def keep(self, entered: Entered, name: str, *values: Any) -> Entered:
         """Return what is entered now, with what was entered for other tasks."""
@@ -130,116 +200,56 @@ class TrainingSettings:
         changed = {
             key: value for key, value in shown.items() if is_entered(self._shown[key], value)
         }
-        return {**others, **changed, _NAME: name}
+        return {**others, **changed, NAME_KEY: name}
+
+    def plan(self, values: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the changed settings as a job has them; raises `FieldError`."""
+        entered = dict(zip(self.fields, values, strict=True))
+        changes = unflatten(collect_changes(self._values, self._schemas, entered))
+        return changes | name_task(self._defaults)
+
+    async def check_settings(
+        self, model: str | None, task: str | None, data: str | None, name: str, *values: Any
+    ) -> tuple[str, Any]:
+        """Return the verdict on a job with these settings, and what it will take."""
+        if model != self._defaults["model"] or task != self._defaults["task"]:
+            reason = "The settings of the chosen model and task are loading."
+            return Verdict(reason=reason).to_json(), gr.skip()
+        if not model or not data:
+            return Verdict(reason="Choose a model and data first.").to_json(), ""
+        try:
+            found = await self._actions.estimate(model, data, name, self.plan(values))
+        except FieldError as exc:
+            return explain_field_error(exc).to_json(), ""
+        except ApiClientError as exc:
+            return explain_refusal(exc, self.fields).to_json(), ""
+        return Verdict().to_json(), render_estimate(found)
 
     async def start(
         self, model: str | None, task: str | None, data: str | None, name: str, *values: Any
-    ) -> str:
-        """Create a job with the changed settings and return its id; raises `gr.Error`."""
+    ) -> tuple[str, Any]:
+        """Create a job with the changed settings; return its id, or the verdict that refuses it.
+
+        Raises `gr.Error` while the fields are those of another choice.
+        """
         for kind, chosen in (("model", model), ("task", task)):
             if chosen != self._defaults[kind]:
                 raise gr.Error(
-                    f"These are the settings of the {kind} {self._defaults[kind]}. Start when "
-                    f"those of the chosen {kind} are shown, or choose it again.",
+                    f"These are the settings of the {kind} {escape(self._defaults[kind])}. Start "
+                    f"when those of the chosen {kind} are shown, or choose it again.",
                     print_exception=False,
                 )
-        entered = dict(zip(self.fields, values, strict=True))
+        if not model or not data:
+            raise gr.Error("Choose a model and data first.", print_exception=False)
         try:
-            changes = unflatten(collect_changes(self._values, self._schemas, entered))
-        except ValueError as exc:
-            raise gr.Error(escape(str(exc)), duration=None, print_exception=False) from exc
-        return await self._start(model, data, name, changes | name_task(self._defaults))
+            run = await self._actions.start(model, data, name, self.plan(values))
+        except FieldError as exc:
+            return "", explain_field_error(exc).to_json()
+        except ApiClientError as exc:
+            return "", explain_refusal(exc, self.fields).to_json()
+        return run, gr.skip()
 
     async def update_preview(self, model: str | None, data: str | None, *values: Any) -> str:
         """Return the preview with the entered settings."""
         entered = dict(zip(self.row_keys, values, strict=True))
-        return await self._show_preview(model, data, entered, self._defaults)
-
-
-class TrainingSettingsPlace:
-    """Where the settings are built, and what stays when they are built again."""
-
-    def __init__(self, start: Start, show_preview: ShowPreview) -> None:
-        self._start = start
-        self._show_preview = show_preview
-        self.defaults: gr.State = gr.State()  # of the chosen model and task
-        self.entered: gr.State = gr.State({})
-        self._preset = gr.State(NO_PRESET)
-        self._is_more_open = gr.State(False)
-        self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
-
-    def build(self, model: Component, task: Component, data: Component, preview: Component) -> None:
-        """Lay out the settings inside the current Blocks, again for other defaults or a preset."""
-        changes = [self.defaults.change, self._preset.change]
-        gr.on(changes, None, None, None, js=CLOSE_FIELDS_JS)
-
-        @gr.render(  # type: ignore[untyped-decorator] # gradio does not annotate it
-            inputs=[self.defaults, self.entered, self._preset, self._is_more_open],
-            triggers=changes,
-            show_progress="hidden",
-        )
-        def render_settings(
-            defaults: Mapping[str, object] | None, entered: Entered, preset: str, is_more_open: bool
-        ) -> None:
-            if defaults is not None:
-                settings = TrainingSettings(
-                    Defaults.model_validate(defaults),
-                    entered,
-                    preset,
-                    is_more_open=is_more_open,
-                    start=self._start,
-                    show_preview=self._show_preview,
-                )
-                self._listen(settings, model, task, data, preview)
-
-    def _listen(
-        self,
-        settings: TrainingSettings,
-        model: Component,
-        task: Component,
-        data: Component,
-        preview: Component,
-    ) -> None:
-        fields = list(settings.fields.values())
-        gr.on(
-            [field.input for field in (settings.name, *fields)],  # type: ignore[attr-defined]
-            settings.keep,
-            [self.entered, settings.name, *fields],
-            self.entered,
-            trigger_mode="always_last",
-            show_progress="hidden",
-            api_visibility="private",
-        )
-        settings.preset.input(
-            lambda preset: preset,
-            settings.preset,
-            self._preset,
-            show_progress="hidden",
-            api_visibility="private",
-        )
-        settings.more.expand(lambda: True, None, self._is_more_open, api_visibility="private")
-        settings.more.collapse(lambda: False, None, self._is_more_open, api_visibility="private")
-        if settings.row_keys:
-            row_fields = [settings.fields[key] for key in settings.row_keys]
-            gr.on(
-                [watch_field(field) for field in row_fields],
-                settings.update_preview,
-                [model, data, *row_fields],
-                preview,
-                show_progress="minimal",
-                show_progress_on=preview,
-                api_visibility="private",
-            )
-        settings.button.click(
-            settings.start,
-            [model, task, data, settings.name, *fields],
-            self.started_run,
-            show_progress="minimal",
-            show_progress_on=settings.button,
-            api_visibility="private",
-        ).success(None, self.started_run, js=GO_TO_RUN_JS)
-
-
-def watch_field(field: Component) -> Any:
-    """Return the event of a new value: `input` for a dropdown, `blur` for other fields."""
-    return field.input if isinstance(field, gr.Dropdown) else field.blur  # type: ignore[attr-defined]
+        return await self._actions.show_preview(model, data, entered, self._defaults)

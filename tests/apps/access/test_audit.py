@@ -50,6 +50,10 @@ async def test_each_change_writes_audit_line_with_key_subject_and_outcome(
         upload = (await client.post("/v1/files", data=form, files=file)).json()
         assert (await client.delete("/v1/models/nobody")).status_code == 404
         await client.get("/v1/models")
+        estimated = await client.post(
+            "/v1/fine_tuning/jobs/estimate", json={"model": "tiny", "training_file": file_id}
+        )
+        assert estimated.status_code == 200
         await client.post(
             "/v1/chat/completions",
             json={"model": "latest", "messages": [{"role": "user", "content": "hush"}]},

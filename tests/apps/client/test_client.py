@@ -62,7 +62,14 @@ def test_refused_request_raises_with_api_message(api: StubApi) -> None:
             api.url,
             lambda client: client.jobs.create({**JOB, "training": {"learning_rate": 0}}),
         )
-    assert caught.value.status == 400
+    assert (caught.value.status, caught.value.param) == (400, "learning_rate")
+
+
+def test_estimate_is_typed_and_creates_no_job(api: StubApi) -> None:
+    found = ask(api.url, lambda client: client.jobs.estimate({**JOB, "suffix": None}))
+    assert (found.num_steps, found.memory.worker_bytes) == (120, 880_000_000)
+    assert api.estimates == [JOB]
+    assert api.bodies == []
 
 
 def test_none_values_of_job_request_are_not_sent(api: StubApi) -> None:

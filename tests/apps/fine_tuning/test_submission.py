@@ -160,7 +160,8 @@ async def test_job_from_an_adapter_continues_it(
     store.add(write_adapter(base, tmp_path / "adapter"), "a", base_id="tiny")
     defaults = await queue.get_defaults("a")
     whole = await queue.get_defaults("tiny")
-    assert (defaults["tasks"], defaults["presets"]) == (["causal_lm", "preference"], {})
+    assert defaults["tasks"] == ["causal_lm", "preference"]
+    assert list(defaults["presets"]) == ["quick", "balanced", "thorough"]  # it is one already
     found = AdapterSettings.model_validate(defaults["training"]["adapter"])
     targets = tuple(sorted(LAYERS))
     expected = {"rank": 4, "alpha": 8.0, "target_modules": targets, "export": "adapter"}
@@ -361,14 +362,25 @@ async def test_defaults_have_schema(queue: RunQueue) -> None:
     assert "train_file" not in defaults["training"]
 
 
-async def test_preset_is_a_valid_change_of_the_defaults(queue: RunQueue) -> None:
+async def test_presets_are_valid_changes_of_the_defaults(queue: RunQueue) -> None:
     defaults = await queue.get_defaults("latest")
-    (preset,) = defaults["presets"].values()
-    assert preset.keys() <= defaults["training"].keys()
     sources = {"base_model": "-", "train_file": "-"}
-    spec = TrainingSpec.model_validate({**defaults["training"], **preset, **sources})
-    assert spec.adapter is not None
-    assert spec.learning_rate == 10 * defaults["training"]["learning_rate"]
+    specs = {}
+    for name, preset in defaults["presets"].items():
+        assert preset.keys() <= defaults["training"].keys()
+        specs[name] = TrainingSpec.model_validate({**defaults["training"], **preset, **sources})
+    assert list(specs) == list(defaults["preset_descriptions"])
+    assert specs["adapter"].adapter is not None
+    assert specs["adapter"].learning_rate == 10 * defaults["training"]["learning_rate"]
+    assert (specs["quick"].epochs, specs["quick"].max_steps) == (1, 20)
+    assert specs["thorough"].epochs == 2 * specs["balanced"].epochs
+    assert specs["thorough"].has_validation
+
+
+async def test_settings_are_described_by_groups(queue: RunQueue) -> None:
+    schema = (await queue.get_defaults("latest"))["schema"]
+    assert schema["learning_rate"]["group"] == "optimizer"
+    assert all("group" in part for part in schema.values())
 
 
 def test_preset_of_demonstration_model_is_the_example() -> None:
@@ -384,4 +396,4 @@ def test_preset_of_demonstration_model_is_the_example() -> None:
     presets = list_presets(classifier, DEMONSTRATION_MODEL)
     assert presets["adapter"]["adapter"]["export"] == "merged"
     image = defaults.model_copy(update={"task": "image_classification"})
-    assert list_presets(image, DEMONSTRATION_MODEL) == {}
+    assert "adapter" not in list_presets(image, DEMONSTRATION_MODEL)

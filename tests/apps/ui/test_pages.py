@@ -98,6 +98,7 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
         "adapter": gr.Textbox,
         "offload_optimizer": gr.Checkbox,
         "wall_clock_breakdown": gr.Checkbox,
+        "warmup_ratio": gr.Number,
         "task_settings.problem_type": gr.Dropdown,
         "task_settings.labels": gr.Textbox,
     }

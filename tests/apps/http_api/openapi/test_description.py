@@ -187,11 +187,15 @@ async def test_responses_match_description(
         content = description["paths"][path]["get"]["responses"]["200"]["content"]
         schema = {**content["application/json"]["schema"], "components": description["components"]}
         jsonschema.Draft202012Validator(schema).validate(answer.json())
+    estimate = await client.post(f"{jobs}/estimate", json=ask)
+    validate(estimate, description, f"{jobs}/estimate", "post")
 
 
-def validate(answer: httpx.Response, description: dict[str, Any], path: str) -> None:
+def validate(
+    answer: httpx.Response, description: dict[str, Any], path: str, method: str = "get"
+) -> None:
     """Validate a response against the description of its status."""
-    responses = description["paths"][path]["get"]["responses"]
+    responses = description["paths"][path][method]["responses"]
     content = responses[str(answer.status_code)]["content"]
     kind = answer.headers["content-type"].partition(";")[0]
     schema = {**content[kind]["schema"], "components": description["components"]}

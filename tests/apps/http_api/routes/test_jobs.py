@@ -496,6 +496,24 @@ async def test_invalid_mix_of_files_is_refused(
     assert message in answer.json()["error"]["message"]
 
 
+async def test_estimate_creates_nothing_and_is_refused_as_the_job(
+    client: httpx.AsyncClient, services: Services, file_id: str
+) -> None:
+    body = {"model": "tiny", "training_file": file_id, "training": {"max_steps": 2}}
+    answer = await client.post(f"{JOBS}/estimate", json=body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert (found["model"], found["num_rows"], found["num_steps"]) == ("tiny", 3, 2)
+    assert not list(services.layout.runs.iterdir())
+    faulty = {**body, "training": {"learning_rate": 0}}
+    errors = [
+        (await client.post(path, json=faulty)).json()["error"]
+        for path in (JOBS, f"{JOBS}/estimate")
+    ]
+    assert errors[0] == errors[1]
+    assert errors[0]["param"] == "learning_rate"
+
+
 async def test_settings_limit_steps_and_rows(
     client: httpx.AsyncClient, services: Services, file_id: str
 ) -> None:

@@ -1,5 +1,6 @@
 """The task on the page "Fine-tune": model and data decide it, and the settings follow it."""
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ import pytest
 from apps.client.client import ApiClient
 from apps.client.resources import Defaults
 from apps.ui.fine_tune.fine_tune_page import FineTunePage
-from apps.ui.fine_tune.training_settings import Entered, TrainingSettings, name_task
+from apps.ui.fine_tune.training_settings import (
+    Entered,
+    JobActions,
+    TrainingSettings,
+    name_task,
+)
 from apps.ui.protection.uploads import UploadFolder
 from tests.apps.stub_api import StubApi, ask
 
@@ -93,8 +99,9 @@ def build_settings(
             entered,
             preset,
             is_more_open=False,
-            start=start or page.start,
-            show_preview=page.show_preview,
+            actions=JobActions(
+                start or page.start, page.estimate, page.name_file, page.show_preview
+            ),
         )
 
 
@@ -103,7 +110,8 @@ def test_start_is_refused_while_settings_of_other_choice_are_shown(call: Any, ap
         _, defaults = await page.choose_task("base", CLASSIFICATION)
         settings = build_settings(page, defaults, {})
         shown = [field.value for field in settings.fields.values()]
-        return await settings.start(model, task, "file-handbook", "", *shown)
+        run, _ = await settings.start(model, task, "file-handbook", "", *shown)
+        return run
 
     for model, task, named in (
         ("other", CLASSIFICATION, "model base"),
@@ -142,4 +150,54 @@ def test_unknown_preset_shows_defaults(call: Any) -> None:
         return settings.preset, settings.fields["learning_rate"].value
 
     menu, rate = call(build)
-    assert (menu.value, menu.visible, rate) == ("", False, 0.001)
+    assert (menu.value, menu.visible, rate) == ("balanced", False, 0.001)
+
+
+def test_check_and_start_return_the_problems_of_fields(call: Any, api: StubApi) -> None:
+    async def press(page: FineTunePage) -> list[Any]:
+        _, defaults = await page.choose_task("base", "causal_lm")
+        settings = build_settings(page, defaults, {"learning_rate": 0})
+        shown = [field.value for field in settings.fields.values()]
+        chosen = ("base", "causal_lm", "file-handbook", "", *shown)
+        checked, _ = await settings.check_settings(*chosen)
+        run, started = await settings.start(*chosen)
+        assert (run, started) == ("", checked)
+        other, _ = await settings.check_settings("other", *chosen[1:])
+        unset, _ = await settings.check_settings("base", "causal_lm", None, *chosen[3:])
+        return [json.loads(text) for text in (checked, other, unset)]
+
+    message = "Learning rate is 0: it should be greater than 0."
+    refused, loading, unset = call(press)
+    problem = {"id": "setting-learning-rate", "message": message}
+    assert refused == {"problems": [problem], "reason": message, "isTemporary": False}
+    assert "loading" in loading["reason"]
+    assert unset["reason"] == "Choose a model and data first."
+    assert not api.jobs
+
+
+def test_valid_settings_have_an_estimate(call: Any, api: StubApi) -> None:
+    async def check(page: FineTunePage) -> Any:
+        _, defaults = await page.choose_task("base", CLASSIFICATION)
+        settings = build_settings(page, defaults, {"epochs": 2})
+        shown = [field.value for field in settings.fields.values()]
+        return await settings.check_settings("base", CLASSIFICATION, "file-handbook", "me", *shown)
+
+    verdict, estimate = call(check)
+    assert json.loads(verdict)["reason"] == ""
+    assert "80 steps" in estimate
+    training = {"epochs": 2, "task": CLASSIFICATION}
+    assert api.estimates[-1]["suffix"] == "me"
+    assert api.estimates[-1]["training"] == training
+
+
+def test_fields_are_built_by_groups_of_the_schema(call: Any) -> None:
+    async def build(page: FineTunePage) -> TrainingSettings:
+        _, defaults = await page.choose_task("base", "causal_lm")
+        return build_settings(page, defaults, {})
+
+    keys = list(call(build).fields)
+    assert keys[:2] == ["epochs", "learning_rate"]
+    assert keys[2:] == [
+        *("max_length", "columns", "warmup_ratio", "adapter", "offload_optimizer", "precision"),
+        "wall_clock_breakdown",
+    ]

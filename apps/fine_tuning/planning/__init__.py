@@ -1,0 +1,1 @@
+"""Plans of jobs before they exist: estimates of what they need."""

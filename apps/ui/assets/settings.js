@@ -1,0 +1,188 @@
+// The settings on the page "Fine-tune": search, changed settings, problems at their fields, and the
+// check that precedes Start. Gradio builds the fields; this script only shows and hides them.
+(() => {
+  if (window.tuneserveSettings) return;
+  const CHECK_DELAY_MS = 400;
+  const CHECK_PATIENCE_MS = 60000;
+  const search = { text: "", changedOnly: false };
+  let version = 0; // of what is entered
+  let checked = -1; // the version that was sent
+  let isPending = false;
+  let delay;
+  let patience;
+
+  const find = (id) => document.getElementById(id);
+  const place = () => find("training-settings");
+  const listFields = () =>
+    place() ? [...place().querySelectorAll('[id^="setting-"].block')] : [];
+  const findInput = (field) => field.querySelector("input, textarea");
+
+  // Search and changed settings
+
+  function readDefaults() {
+    const toolbar = find("settings-toolbar");
+    return toolbar ? JSON.parse(toolbar.dataset.defaults) : {};
+  }
+
+  function isChanged(field, defaults) {
+    const input = findInput(field);
+    const value = defaults[field.id];
+    if (!input || value === undefined) return false;
+    if (input.type === "checkbox") return input.checked !== value;
+    if (typeof value === "number") return input.value === "" || Number(input.value) !== value;
+    return input.value.trim() !== String(value);
+  }
+
+  function mark() {
+    const defaults = readDefaults();
+    let numChanged = 0;
+    for (const field of listFields()) {
+      const changed = isChanged(field, defaults);
+      field.classList.toggle("ts-changed", changed);
+      numChanged += changed;
+    }
+    const shown = find("settings-num-changed");
+    if (shown) shown.textContent = numChanged ? `(${numChanged})` : "";
+    filter();
+  }
+
+  function filter() {
+    const words = search.text.toLowerCase().split(/\s+/).filter(Boolean);
+    const isFiltered = words.length > 0 || search.changedOnly;
+    let numShown = 0;
+    for (const field of listFields()) {
+      const text = `${field.innerText || field.textContent} ${field.id}`.toLowerCase();
+      const matches =
+        words.every((word) => text.includes(word)) &&
+        (!search.changedOnly || field.classList.contains("ts-changed"));
+      field.classList.toggle("ts-filtered", !matches);
+      numShown += matches;
+    }
+    for (const group of document.querySelectorAll("#training-settings .ts-group")) {
+      const isEmpty = !group.querySelector('[id^="setting-"].block:not(.ts-filtered)');
+      group.classList.toggle("ts-filtered", isEmpty);
+    }
+    const found = find("settings-found");
+    if (!found) return;
+    if (!isFiltered) found.textContent = "";
+    else if (numShown) found.textContent = `${numShown} setting${numShown === 1 ? "" : "s"}`;
+    else found.textContent = search.changedOnly && !words.length
+      ? "All settings have their defaults." : "No setting matches.";
+  }
+
+  function openMore() {
+    const button = document.querySelector("#more-settings > button, #more-settings > .label-wrap");
+    if (button && !button.classList.contains("open")) button.click();
+  }
+
+  function listenToToolbar() {
+    const text = find("settings-search");
+    const only = find("settings-changed-only");
+    if (!text || text.dataset.isReady) return;
+    text.dataset.isReady = "1";
+    text.value = search.text;
+    only.checked = search.changedOnly;
+    text.addEventListener("input", () => {
+      search.text = text.value;
+      if (search.text.trim()) openMore();
+      filter();
+    });
+    only.addEventListener("change", () => {
+      search.changedOnly = only.checked;
+      if (search.changedOnly) openMore();
+      mark();
+    });
+  }
+
+  // The check, its problems, and Start
+
+  function setStart(reason, fieldId, isAllowed) {
+    const button = find("start-button");
+    const shown = find("start-reason");
+    if (!button || !shown) return;
+    button.disabled = Boolean(reason) && !isAllowed;
+    shown.textContent = reason || "";
+    shown.hidden = !reason;
+    shown.dataset.field = fieldId || "";
+    shown.classList.toggle("ts-pending", isPending);
+    const estimate = find("estimate");
+    if (estimate) estimate.classList.toggle("ts-outdated", isPending);
+  }
+
+  function change() {
+    version += 1;
+    isPending = true;
+    setStart("Checking the settings…");
+    mark();
+    clearTimeout(delay);
+    delay = setTimeout(check, CHECK_DELAY_MS);
+  }
+
+  function check() {
+    const button = find("check-settings");
+    if (!button) return;
+    checked = version;
+    button.click();
+    clearTimeout(patience);
+    patience = setTimeout(() => { // without an answer, Start itself is the check
+      isPending = false;
+      setStart("");
+    }, CHECK_PATIENCE_MS);
+  }
+
+  function show(text) {
+    if (!text || checked !== version) return; // a newer check is on its way
+    clearTimeout(patience);
+    isPending = false;
+    const verdict = JSON.parse(text);
+    for (const old of document.querySelectorAll(".ts-field-error")) old.remove();
+    for (const field of document.querySelectorAll("#training-settings [aria-invalid]")) {
+      field.removeAttribute("aria-invalid");
+      field.removeAttribute("aria-describedby");
+    }
+    for (const problem of verdict.problems) showProblem(problem);
+    setStart(verdict.reason, verdict.problems[0]?.id, verdict.isTemporary);
+    const refresh = find("refresh-export");
+    if (refresh && find("export-text")?.offsetParent) refresh.click();
+  }
+
+  function showProblem({ id, message }) {
+    const field = find(id);
+    if (!field) return;
+    const shown = document.createElement("p");
+    shown.className = "ts-field-error";
+    shown.id = `${id}-problem`;
+    shown.setAttribute("role", "alert");
+    shown.textContent = message;
+    field.append(shown);
+    const input = findInput(field);
+    input?.setAttribute("aria-invalid", "true");
+    input?.setAttribute("aria-describedby", shown.id);
+  }
+
+  function goToField() {
+    const field = find(find("start-reason").dataset.field);
+    if (!field) return;
+    search.text = "";
+    search.changedOnly = false;
+    const text = find("settings-search");
+    if (text) text.value = "";
+    const only = find("settings-changed-only");
+    if (only) only.checked = false;
+    filter();
+    openMore();
+    requestAnimationFrame(() => {
+      field.scrollIntoView({ block: "center" });
+      findInput(field)?.focus({ preventScroll: true });
+    });
+  }
+
+  function begin() {
+    listenToToolbar();
+    const reason = find("start-reason");
+    if (reason) reason.onclick = goToField;
+    change();
+  }
+
+  window.tuneserveSettings = { begin, change, show };
+})();

@@ -1,0 +1,63 @@
+"""The parts of the settings that the script `settings.js` uses: search, groups, presets."""
+
+import json
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from apps.ui.fine_tune.setting_fields import find_elem_id, write_value
+
+GROUP_NAMES = {
+    "task": ("Task", "What is particular to what the model learns."),
+    "data": ("Data", "How rows are read, and which of their tokens are learned."),
+    "optimizer": ("Optimizer", "How long the model learns, and how large its steps are."),
+    "adapter": ("Adapter", "Learn a small addition to the model in place of all its weights."),
+    "memory": ("Batches and memory", "What a worker computes at once, and what it keeps."),
+    "cluster": ("Cluster", "How the work is spread over workers, CPUs and GPUs."),
+    "evaluation": ("Evaluation", "Rows that are held out to measure the model."),
+    "result": ("Checkpoints and result", "What is saved, and which state becomes the model."),
+    "loop": ("Own training function", "A function that the operator allows."),
+}
+"""Title and explanation of each group of settings, in the order in which they are shown."""
+
+
+def render_group(name: str) -> str:
+    """Render the heading of a group of settings."""
+    title, explanation = GROUP_NAMES.get(name, (name.capitalize(), ""))
+    return (
+        f'<div class="ts-group-head"><h3>{escape(title)}</h3>'
+        f'<p class="ts-muted">{escape(explanation)}</p></div>'
+    )
+
+
+def render_presets(chosen: str, descriptions: Mapping[str, str]) -> str:
+    """Render what the chosen preset is for."""
+    text = descriptions.get(chosen, "")
+    return f'<p class="ts-muted">{escape(text)}</p>' if text else ""
+
+
+def render_toolbar(defaults: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> str:
+    """Render the search field and the switch to changed settings, with the default of each field.
+
+    The script compares the fields with the defaults.
+    """
+    shown = {
+        find_elem_id(key): _write_default(schemas[key], defaults[key])
+        for key in schemas
+        if key in defaults
+    }
+    return (
+        f'<div id="settings-toolbar" role="search" data-defaults="{escape(json.dumps(shown))}">'
+        '<input type="search" id="settings-search" placeholder="Search the settings" '
+        'aria-label="Search the settings" autocomplete="off" spellcheck="false">'
+        '<label class="ts-changed-only"><input type="checkbox" id="settings-changed-only"> '
+        'Changed only <b id="settings-num-changed"></b></label>'
+        '<p id="settings-found" class="ts-muted" role="status"></p></div>'
+    )
+
+
+def _write_default(schema: Mapping[str, Any], value: Any) -> str | bool | float:
+    """Return a default as the script reads it from a field: a check box, a number, or text."""
+    if schema.get("type") == "boolean" or schema.get("type") in ("integer", "number"):
+        return value  # type: ignore[no-any-return]
+    return write_value(value) or ""
