@@ -158,3 +158,27 @@ async def test_preview_shows_labelled_rows(queue: RunQueue, layout: StorageLayou
         (["red/1.png"], ["red"]),
     ]
     assert (shown["task"], shown["num_rows"]) == ("image_classification", None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([{"question": "one", "reply": "two"}], "unknown_columns"),
+        ([{"prompt": "one", "completion": 3}], "invalid_rows"),
+        ([{"text": "one"}, {"text": 5}], "invalid_rows"),
+        ([5], "invalid_rows"),
+        ([{"prompt": "one", "chosen": "two"}], "invalid_rows"),
+        ([], "invalid_rows"),
+    ],
+)
+def test_failed_check_says_whether_columns_are_unknown(
+    layout: StorageLayout, rows: list[Any], code: str
+) -> None:
+    file = check(layout, *rows)
+    assert (file["status"], file["error_code"]) == ("error", code)
+
+
+def test_passed_check_has_no_error_code(layout: StorageLayout) -> None:
+    file = check(layout, {"prompt": "one", "completion": "two"})
+    assert file["status"] == "processed"
+    assert "error_code" not in file
