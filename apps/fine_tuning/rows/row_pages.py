@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_READ_S = 3.0
 """Seconds that one call reads; then the page ends, and the next one continues."""
 _ROW_ID = re.compile(r"(\d{1,12})-(\d{1,12})-(\d{1,16})")
-_MAX_COLUMNS = 100
+_MAX_COLUMNS, _MAX_NAME_CHARACTERS = 100, 200
 
 
 class RowPageObject(TypedDict):
@@ -61,6 +61,8 @@ def read_page(layout: StorageLayout, file_id: str, query: RowQuery) -> RowPageOb
     Raises `ApiError` 404 for an unknown file, and `InvalidInputError` for a file whose rows cannot
     be read, or that is not a file of rows.
     """
+    from training.data.images.image_zip import ImageZip
+
     files = FileStore(layout)
     path = files.find_content(file_id)
     record = files.get(file_id)
@@ -78,6 +80,9 @@ def read_page(layout: StorageLayout, file_id: str, query: RowQuery) -> RowPageOb
     except DataError as exc:
         files.check_unchanged(files.find_known([str(path)]))
         raise InvalidInputError(str(exc), param="file_id") from exc
+    finally:
+        if isinstance(source, ImageZip):
+            source.close()
 
 
 def _open_source(path: Path, files: FileStore, deadline: float) -> "RowSource":
@@ -153,7 +158,10 @@ def _describe_slow(source: "RowSource", after: RowPlace | None) -> InvalidInputE
 
 
 def _list_columns(record: object) -> list[str]:
-    return [str(key)[:200] for key in record][:_MAX_COLUMNS] if isinstance(record, Mapping) else []
+    """Return the columns of a record; those with names that no setting can have are left out."""
+    names = [str(key) for key in record] if isinstance(record, Mapping) else []
+    kept = [name for name in names if len(name) <= _MAX_NAME_CHARACTERS]
+    return [name.encode(errors="replace").decode() for name in kept[:_MAX_COLUMNS]]
 
 
 def _list_rows(

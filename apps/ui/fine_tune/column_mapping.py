@@ -162,7 +162,7 @@ class ColumnMapping:
         mapping: Mapping[str, str],
     ) -> tuple[Any, Any]:
         """Return the updates of defaults and of what was entered, if the mapping changed."""
-        if mapping == read_mapping(entered) and (bool(mapping) or COLUMNS not in entered):
+        if mapping == read_mapping(entered):  # empty too for text that is no mapping, which stays
             return gr.skip(), gr.skip()
         others = {key: value for key, value in entered.items() if key != COLUMNS}
         fields = {**defaults, MAPPED: dict(mapping)} if defaults else gr.skip()

@@ -113,7 +113,8 @@ def render_rows(page: FileRowPage, search: str = "") -> str:
     if not page.data:
         return f'<p class="ts-empty" role="status">{escape(_describe_nothing(page, search))}</p>'
     first, last = page.data[0].number, page.data[-1].number
-    found = f" that contain “{search}”" if search else ""
+    verb = "contain" if first != last else "contains"
+    found = f" that {verb} “{search}”" if search else ""
     more = ", and there are more" if page.has_more else ", the last ones"
     line = (
         f"Rows {first:,} to {last:,}{found}{more}." if first != last else f"Row {first:,}{found}."

@@ -1,7 +1,9 @@
 """Pages of rows: numbers and lines, search, where the next page begins, and bounded time."""
 
 import gzip
+import io
 import json
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from apps.file_store import FileStore
 from apps.fine_tuning.rows import row_pages
 from apps.fine_tuning.rows.row_pages import RowPageObject, RowQuery, read_page
 from storage.layout import StorageLayout
+from tests.tiny_vision import draw_shape
 
 Add = Callable[[str, bytes], str]
 NUM_ROWS = 7
@@ -188,6 +191,24 @@ def test_file_without_rows_for_too_long_is_refused(
     monkeypatch.setattr(row_pages, "MAX_READ_S", 0.0)
     with pytest.raises(InvalidInputError, match="no row at the beginning could be read within 0 s"):
         read_page(layout, "file-x", RowQuery())
+
+
+def test_archive_of_images_has_paths_and_labels(layout: StorageLayout, add: Add) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in ("red/1.png", "blue/1.png", "red/2.png"):
+            picture = io.BytesIO()
+            draw_shape(name.partition("/")[0], 1).save(picture, "PNG")
+            archive.writestr(name, picture.getvalue())
+    add("shapes.zip", packed.getvalue())
+    rows = read_all(layout, 2)
+    shown = [[value["text"] for value in row["values"]] for row in rows]
+    assert shown == [["blue/1.png", "blue"], ["red/1.png", "red"], ["red/2.png", "red"]]
+
+
+def test_odd_names_of_columns_can_be_sent(layout: StorageLayout, add: Add) -> None:
+    add("rows.jsonl", json.dumps({"\ud800": "a", "x" * 300: "b", "c": "d"}).encode() + b"\n")
+    assert read_page(layout, "file-x", RowQuery())["columns"] == ["?", "c"]
 
 
 def test_other_files_are_refused(layout: StorageLayout, add: Add) -> None:

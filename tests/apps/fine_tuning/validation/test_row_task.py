@@ -139,8 +139,14 @@ async def test_preview_shows_labelled_rows(queue: RunQueue, layout: StorageLayou
     shown = await queue.preview("file-labelled", "latest", 1, {})
     (row,) = shown["rows"]
     texts = ["the film was good", "really"]
-    expected = {"line": 1, "is_part": False, "tokens": [], "texts": texts, "labels": ["positive"]}
-    assert row == expected
+    assert row == {
+        "number": 1,
+        "line": 1,
+        "is_part": False,
+        "tokens": [],
+        "texts": texts,
+        "labels": ["positive"],
+    }
     assert shown["task"] == "sequence_classification"
     assert shown["format"] == "sentence1 and sentence2 with label"
     assert (shown["num_rows"], shown["ignored_keys"]) == (2, {"id": 1})

@@ -136,6 +136,12 @@ def test_chosen_columns_are_entered(call: Any) -> None:
     assert call(remove) == ({**DEFAULTS, MAPPED: {}}, {})
 
 
+def test_entered_text_that_is_no_mapping_stays(call: Any, odd_file: str) -> None:
+    entered = {"columns": "{'a'"}
+    fields, kept, *_ = call(lambda mapping: mapping.fit_columns("file-handbook", DEFAULTS, entered))
+    assert [type(fields), type(kept)] == [SKIP, SKIP]
+
+
 def test_file_that_cannot_be_read_has_no_menus(call: Any) -> None:
     fields, _, place, *_ = call(
         lambda mapping: mapping.fit_columns("file-gone", DEFAULTS, {"columns": GUESS})

@@ -63,7 +63,7 @@ def test_pages_go_forth_and_back(call: Any) -> None:
 def test_search_of_large_file_continues_until_something_is_found(call: Any, api: StubApi) -> None:
     api.rows.max_scanned = 10
     _, html, *_ = call(lambda browser: browser.search_rows(HANDBOOK, " ROW 33. "))
-    assert "Row 33 that contain" in html
+    assert "Row 33 that contains" in html
     assert "<mark>row 33.</mark>" in html
     assert [one["after"] for one in api.rows.asked] == ["0-0-0", "10-10-0", "20-20-0", "30-30-0"]
 
