@@ -98,6 +98,11 @@ def read_mapping(entered: Mapping[str, Any]) -> dict[str, str]:
     return {str(ours): str(theirs) for ours, theirs in value.items()}
 
 
+def list_other_parts(task: str) -> set[str]:
+    """Return the parts of rows that only other tasks have."""
+    return {part for parts in PARTS.values() for part in parts} - set(PARTS.get(task, {}))
+
+
 class ColumnMapping:
     """One menu for each part of a row, and their event handlers."""
 
@@ -133,7 +138,7 @@ class ColumnMapping:
         except ApiClientError:  # the preview reports it
             return (gr.skip(), gr.skip(), *self.show(task, (), {}))
         mapping = read_mapping(entered)
-        if COLUMNS in entered and not (mapping and set(mapping.values()) <= set(columns)):
+        if not set(mapping.values()) <= set(columns) or set(mapping) & list_other_parts(task):
             mapping = {}
         is_unknown = file is not None and file.error_code == UNKNOWN_COLUMNS
         note = ""
@@ -151,9 +156,11 @@ class ColumnMapping:
     ) -> tuple[Any, Any]:
         """Enter the chosen columns as a setting."""
         task = str(defaults["task"]) if defaults else "causal_lm"
-        pairs = zip(PARTS.get(task, {}), chosen, strict=False)
+        parts = PARTS.get(task, {})
+        typed = {part: name for part, name in read_mapping(entered).items() if part not in parts}
+        pairs = zip(parts, chosen, strict=False)
         mapping = {part: str(name) for part, name in pairs if name}
-        return self._enter(defaults, entered, mapping)
+        return self._enter(defaults, entered, {**typed, **mapping})
 
     def _enter(
         self,

@@ -114,6 +114,9 @@ class FileMenu:
         self._uploads = uploads
         self.remembered = gr.Textbox(visible="hidden", elem_id="remembered-file", show_label=False)
         self.menu = gr.Dropdown(label="Data", elem_id="data-file", filterable=False)
+        self.shows_all = gr.Checkbox(
+            label="Also list files that cannot be used", elem_id="show-all-files", visible=False
+        )
         with gr.Row(elem_id="data-buttons"):
             self.upload = gr.UploadButton(
                 "Upload a file of rows", elem_id="upload-button", size="sm"
@@ -126,9 +129,6 @@ class FileMenu:
                     "Delete", variant="stop", elem_id="confirm-delete", size="sm"
                 )
                 self.keep = gr.Button("Keep", elem_id="keep-file", size="sm")
-        self.shows_all = gr.Checkbox(
-            label="Also list files that cannot be used", elem_id="show-all-files", visible=False
-        )
 
     @property
     def outputs(self) -> list[Any]:

@@ -136,6 +136,22 @@ def test_chosen_columns_are_entered(call: Any) -> None:
     assert call(remove) == ({**DEFAULTS, MAPPED: {}}, {})
 
 
+def test_columns_of_another_task_are_guessed_again(call: Any, odd_file: str, api: StubApi) -> None:
+    api.rows.rows[odd_file] = [{"question": "Why?", "reply": "Because.", "topic": "reasons"}]
+    other = {**DEFAULTS, "task": "sequence_classification"}
+    entered = {"columns": GUESS}
+    _, kept, *_ = call(lambda mapping: mapping.fit_columns(odd_file, other, entered))
+    assert "columns" not in kept
+
+
+def test_parts_without_a_menu_stay(call: Any) -> None:
+    async def choose(mapping: ColumnMapping) -> tuple[Any, Any]:
+        entered = {"columns": {"tools": "functions", "prompt": "a"}}
+        return mapping.map_columns(DEFAULTS, entered, "question", "reply", "", "", "")
+
+    assert call(choose)[1] == {"columns": {"tools": "functions", **GUESS}}
+
+
 def test_entered_text_that_is_no_mapping_stays(call: Any, odd_file: str) -> None:
     entered = {"columns": "{'a'"}
     fields, kept, *_ = call(lambda mapping: mapping.fit_columns("file-handbook", DEFAULTS, entered))
