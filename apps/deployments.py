@@ -31,6 +31,9 @@ from apps.fine_tuning.planning.job_estimate import EstimateObject
 from apps.fine_tuning.publication_tasks import PublishingModel
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.retention import start_retention
+from apps.fine_tuning.rows.file_rows import SurveyObject
+from apps.fine_tuning.rows.row_pages import RowPageObject, RowQuery
+from apps.fine_tuning.rows.survey_objects import FindingKind, FindingObject
 from apps.fine_tuning.submission import PreviewObject
 from apps.http_api.app import ApiReplica
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
@@ -148,6 +151,25 @@ class FineTuningQueueReplica:
     ) -> PreviewObject:
         """Show rows of a file as tokens."""
         return await self._queue.preview(file_id, model, num_rows, training)
+
+    @_expected
+    async def read_rows(self, file_id: str, query: RowQuery) -> RowPageObject:
+        """Show a page of the rows of a file."""
+        return await self._queue.file_rows.read_page(file_id, query)
+
+    @_expected
+    async def survey_rows(
+        self, file_id: str, model: str, training: Mapping[str, Any]
+    ) -> SurveyObject:
+        """Show what a survey of the rows of a file counted."""
+        return await self._queue.file_rows.survey(file_id, model, training)
+
+    @_expected
+    async def list_findings(
+        self, file_id: str, model: str, training: Mapping[str, Any], kind: FindingKind
+    ) -> list[FindingObject]:
+        """List the rows of one kind that a survey found."""
+        return await self._queue.file_rows.list_findings(file_id, model, training, kind)
 
     @_expected
     async def get_defaults(self, model: str, task: str | None) -> DefaultsObject:

@@ -25,6 +25,8 @@ CHECK_NAME = "check.json"
 ROWS_PURPOSE = "fine-tune"
 
 CheckStatus = Literal["uploaded", "processed", "error"]
+CheckError = Literal["unknown_columns", "invalid_rows"]
+"""Why a check failed: it does not know the columns of the rows, or some rows are invalid."""
 
 
 class NewFile(TypedDict):
@@ -63,6 +65,7 @@ class StoredCheck(TypedDict):
     status: CheckStatus
     status_details: str | None
     check: NotRequired[FileCheck | None]
+    error_code: NotRequired[CheckError | None]
 
 
 class FileObject(StoredFile, StoredCheck):

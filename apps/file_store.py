@@ -13,6 +13,7 @@ from apps.errors import ApiError, not_found
 from apps.file_index import (
     CHECK_NAME,
     RECORD_NAME,
+    CheckError,
     FileIndex,
     FileObject,
     NewFile,
@@ -100,9 +101,12 @@ class FileStore:
         status: Literal["processed", "error"],
         details: str | None,
         found: Mapping[str, object] | None,
+        error_code: CheckError | None = None,
     ) -> None:
         """Store the result of a file's check: whether its rows can be used, and their counts."""
         check = {"status": status, "status_details": details, "check": found}
+        if error_code is not None:
+            check["error_code"] = error_code
         with suppress(FileNotFoundError):  # deleted meanwhile
             versioned_json.write_object(self._folder(file_id) / CHECK_NAME, check)
 

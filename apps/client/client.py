@@ -13,6 +13,7 @@ from apps.client.files import FilesClient
 from apps.client.job_outputs import JobOutputsClient
 from apps.client.jobs import JobsClient
 from apps.client.models import ModelsClient
+from apps.client.rows import RowsClient
 from apps.client.text import TextClient
 
 Result = TypeVar("Result")
@@ -41,6 +42,7 @@ class ApiClient:
         self.jobs = JobsClient(self._connection)
         self.job_outputs = JobOutputsClient(self._connection)
         self.files = FilesClient(self._connection)
+        self.rows = RowsClient(self._connection)
         self.models = ModelsClient(self._connection)
         self.text = TextClient(self._connection)
 

@@ -149,6 +149,7 @@ class File(Resource):
     created_at: int = 0
     status: str | None = None
     status_details: str | None = None
+    error_code: str | None = None
     check: FileCheck | None = None
 
 
@@ -160,7 +161,7 @@ class Token(Resource):
 
 
 class Row(Resource):
-    """One row as the model sees it; `line` is its line in the file.
+    """One row as the model sees it: its number, and the line on which it begins.
 
     If `is_part` is set, it is one answer of a row, after its own prompt. A row for a classifier has
     texts and labels instead of tokens. Each answer of a pair is a row; `is_preferred` says which
@@ -168,6 +169,7 @@ class Row(Resource):
     """
 
     line: int
+    number: int | None = None
     tokens: tuple[Token, ...]
     is_part: bool = False
     texts: tuple[str, ...] = ()

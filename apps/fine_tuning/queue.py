@@ -24,6 +24,7 @@ from apps.fine_tuning.lost_runs import LostRuns
 from apps.fine_tuning.planning.job_estimate import EstimateObject
 from apps.fine_tuning.publication_tasks import CheckpointExporter, PublishingModel
 from apps.fine_tuning.reconciler import Reconciler
+from apps.fine_tuning.rows.file_rows import FileRows
 from apps.fine_tuning.run_changes import RunChanges
 from apps.fine_tuning.run_processes import RunProcesses
 from apps.fine_tuning.scheduler import RunScheduler
@@ -72,6 +73,7 @@ class RunQueue:
         processes = RunProcesses(runner)
         lost_runs = LostRuns(layout, processes, max_restarts)
         self._rows = RowThread()
+        self.file_rows = FileRows(layout, runner, self._rows)
         self._validation = ValidationScheduler(layout, runner, self._rows)
         self._creator = JobCreator(
             layout,

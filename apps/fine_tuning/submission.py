@@ -7,8 +7,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
-from pydantic import ValidationError
-
 from apps.errors import InvalidInputError, invalid_input, refuse_full_disk
 from apps.file_index import FileCheck
 from apps.file_store import FileStore
@@ -19,16 +17,15 @@ from apps.fine_tuning.default_settings import (
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import require_lineage
-from apps.fine_tuning.job_requests import FineTuneRequest, parse_fine_tune
+from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.fine_tuning.planning.job_estimate import EstimateObject, JobEstimator
+from apps.fine_tuning.rows.file_spec import build_file_spec
 from apps.fine_tuning.validation.adapter_jobs import check_adapter_job, check_adapter_layers
-from apps.fine_tuning.validation.row_task import choose_preview_task
 from apps.fine_tuning.validation.row_validation import (
     RowCountsObject,
     SlowRowsError,
     are_quick,
     count_rows,
-    find_known_files,
     prepare_rows,
 )
 from apps.settings import UsageLimits
@@ -65,8 +62,10 @@ class RowObject(TypedDict):
     """One row as tokens; of a classifier's file, its texts and labels, and no tokens.
 
     Each answer of a pair is a row, after the prompt; `is_preferred` says which one is the better.
+    `number` counts the rows of the file from 1, `line` is the line on which the row begins.
     """
 
+    number: int
     line: int
     is_part: bool
     tokens: list[TokenObject]
@@ -147,23 +146,8 @@ class JobCreator:
         import_transformers()
         from training.data.text.preview import preview_rows, split_tokens
 
-        stored = self._models.resolve(model)
-        file = self._files.find_content(file_id)
-        request = parse_fine_tune(
-            {"model": model, "training_file": file_id, "training": dict(training)}
-        )
-        defaults = build_default_spec(self._models, stored, str(file), request.task)
-        spec = request.resolve_settings(defaults)
-        if spec.loop is not None:
-            raise InvalidInputError(
-                f"training.loop is {spec.loop!r}, and a loop gets the rows as they are: there are "
-                "no tokens to show",
-                param="training",
-            )
-        known = find_known_files(self._layout, spec)
+        model_id, spec, file, known = build_file_spec(self._layout, file_id, model, training)
         try:
-            with invalid_input("training", only=ValidationError):
-                spec = choose_preview_task(spec, known, file, is_named="task" in training)
             if not find_task(spec.task).generates:
                 return self._preview_labelled(file_id, spec, num_rows, known)
             with invalid_input("model", only=SettingError):
@@ -171,14 +155,21 @@ class JobCreator:
         except DataError as exc:
             self._files.check_unchanged(known)
             raise InvalidInputError(str(exc), param="file") from exc
-        counts = self._count_rows(file_id, file, spec, None if training else stored.id)
+        counts = self._count_rows(file_id, file, spec, None if training else model_id)
         rows: list[RowObject] = []
         for sample in shown.rows:
             pieces = split_tokens(sample, shown.tokenizer)
             tokens: list[TokenObject] = [
                 {"text": text, "learned": learned} for text, learned in pieces
             ]
-            rows.append({"line": sample.line, "is_part": sample.is_part, "tokens": tokens})
+            rows.append(
+                {
+                    "number": sample.number,
+                    "line": sample.line,
+                    "is_part": sample.is_part,
+                    "tokens": tokens,
+                }
+            )
         for row, is_preferred in zip(rows, shown.preferred, strict=False):  # or there are none
             row["is_preferred"] = is_preferred
         preview = _make_preview(shown.format, shown.max_length, shown.ignored_keys, rows, spec.task)
@@ -195,13 +186,14 @@ class JobCreator:
         is_counted = check is not None and check.get("task") == spec.task
         rows: list[RowObject] = [
             {
+                "number": number,
                 "line": row.line,
                 "is_part": False,
                 "tokens": [],
                 "texts": list(row.texts),
                 "labels": list(row.labels),
             }
-            for row in shown.rows
+            for number, row in enumerate(shown.rows, 1)
         ]
         preview = _make_preview(shown.format, 0, shown.ignored_keys, rows, spec.task)
         if check is None or not is_counted:

@@ -36,6 +36,7 @@ from apps.http_api.routes import (
     job_events,
     jobs,
     models,
+    row_listing,
     upstream,
 )
 from apps.http_api.serve_handles import QueueClient, RemoteClassifier, RemoteText
@@ -95,6 +96,7 @@ def build_routes(services: Services) -> FastAPI:
     install_error_handlers(app)
     for resource in (access, health, files, jobs, job_events, aliases, classify, embeddings):
         app.include_router(resource.router)
+    app.include_router(row_listing.router)
     app.include_router(models.router)
     install_description(app)
     for resource in (

@@ -1,6 +1,6 @@
 """The services that the HTTP routes use; the same in a Serve replica and in a test."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -10,6 +10,8 @@ from apps.fine_tuning.index.events_index import EventsReader
 from apps.fine_tuning.index.metrics_index import MetricsReader
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
+from apps.fine_tuning.rows.row_pages import RowQuery
+from apps.fine_tuning.rows.survey_objects import FindingKind
 from apps.settings import UsageLimits
 from apps.upstream.proxy import UpstreamProxy
 from serving.classification.embedding_request import EmbeddingRequest
@@ -67,6 +69,19 @@ class FineTuning(Protocol):
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, object]
     ) -> Mapping[str, object]:
         """Show rows of a file as tokens."""
+
+    async def read_rows(self, file_id: str, query: RowQuery) -> Mapping[str, object]:
+        """Show a page of the rows of a file."""
+
+    async def survey_rows(
+        self, file_id: str, model: str, training: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """Show what a survey of the rows of a file counted."""
+
+    async def list_findings(
+        self, file_id: str, model: str, training: Mapping[str, object], kind: FindingKind
+    ) -> Sequence[Mapping[str, object]]:
+        """List the rows of one kind that a survey found."""
 
     async def get_defaults(self, model: str, task: str | None) -> Mapping[str, object]:
         """Return the default settings of a fine-tuning job for a model and a task."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from apps.fine_tuning.rows.row_pages import RowQuery
+from apps.fine_tuning.rows.survey_objects import FindingKind
 from apps.http_api.deployment_health import DeploymentHealth
 from serving.classification.embedding_request import EmbeddingRequest
 from serving.classification.request import ClassifyRequest
@@ -199,6 +201,22 @@ class QueueClient:
         """Show rows of a file as tokens."""
         call = self._handle.preview
         return unwrap(await call.remote(file_id, model, num_rows, training))
+
+    async def read_rows(self, file_id: str, query: RowQuery) -> Mapping[str, object]:
+        """Show a page of the rows of a file."""
+        return unwrap(await self._handle.read_rows.remote(file_id, query))
+
+    async def survey_rows(
+        self, file_id: str, model: str, training: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """Show what a survey of the rows of a file counted."""
+        return unwrap(await self._handle.survey_rows.remote(file_id, model, training))
+
+    async def list_findings(
+        self, file_id: str, model: str, training: Mapping[str, object], kind: FindingKind
+    ) -> Sequence[Mapping[str, object]]:
+        """List the rows of one kind that a survey found."""
+        return unwrap(await self._handle.list_findings.remote(file_id, model, training, kind))
 
     async def get_defaults(self, model: str, task: str | None) -> Mapping[str, object]:
         """Return the default settings of a fine-tuning job for a model and a task."""

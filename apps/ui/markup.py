@@ -1,6 +1,5 @@
 """Parts of all pages as HTML; external text is escaped where it becomes HTML."""
 
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
@@ -118,9 +117,8 @@ def render_moment(timestamp: float, kind: MomentKind = "moment") -> str:
     return f'<time datetime="{machine_readable}" data-moment="{kind}">{shown} UTC</time>'
 
 
-def format_age(timestamp: float) -> str:
-    """Format how long ago a Unix time was, as in '5 min ago', for texts without markup."""
-    age_s = time.time() - timestamp
+def format_age(age_s: float) -> str:
+    """Format how many seconds ago something was, as in '5 min ago', for texts without markup."""
     for unit, length_s in _UNITS:
         if age_s >= length_s:
             count = int(age_s / length_s)

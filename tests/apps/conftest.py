@@ -18,6 +18,8 @@ from apps.fine_tuning.cluster.job_runner import JobState
 from apps.fine_tuning.cluster.tasks import Task
 from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.queue import RunQueue
+from apps.fine_tuning.rows.row_pages import RowQuery
+from apps.fine_tuning.rows.survey_objects import FindingKind
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
 from serving.classification.embedding_request import EmbeddingRequest
@@ -223,6 +225,20 @@ class LocalFineTuning:
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
     ) -> dict[str, Any]:
         return dict(await self._queue.preview(file_id, model, num_rows, training))
+
+    async def read_rows(self, file_id: str, query: RowQuery) -> dict[str, Any]:
+        return dict(await self._queue.file_rows.read_page(file_id, query))
+
+    async def survey_rows(
+        self, file_id: str, model: str, training: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return dict(await self._queue.file_rows.survey(file_id, model, training))
+
+    async def list_findings(
+        self, file_id: str, model: str, training: Mapping[str, Any], kind: FindingKind
+    ) -> list[dict[str, Any]]:
+        found = await self._queue.file_rows.list_findings(file_id, model, training, kind)
+        return [dict(one) for one in found]
 
     async def get_defaults(self, model: str, task: str | None) -> dict[str, Any]:
         return dict(await self._queue.get_defaults(model, task))

@@ -16,12 +16,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.client.client import ApiClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
+from tests.apps.stub_rows import StubRows, add_row_routes, find_known
 
 Result = TypeVar("Result")
 HOSTILE = "<img src=x onerror=alert(1)>"
 STEPS = 5
 MAX_CHARACTERS = 1000
 HOLD_TIMEOUT_S = 20
+_PREVIEW = {
+    "object": "file.preview",
+    "format": "chat",
+    "num_rows": 1200,
+    "num_tokens": 4000,
+    "num_learned_tokens": 1000,
+    "num_dropped_rows": 0,
+    "num_truncated_rows": 2,
+    "max_length": 512,
+}
 
 
 class StubApi:
@@ -48,6 +59,7 @@ class StubApi:
         self.are_merges_held = False  # while set, merges do not end
         self.merge_fault = ""  # the error of every merge
         self.permissions = ["files.write"]
+        self.rows = StubRows()
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
         """Add a run to the front of the list, which is newest first."""
@@ -99,6 +111,7 @@ def refuse(status: int, message: str, param: str | None = None) -> JSONResponse:
 def build_stub(stub: StubApi) -> FastAPI:
     app = FastAPI()
     _add_files(app, stub)
+    add_row_routes(app, stub.rows, stub.files)
     _add_jobs(app, stub)
     _add_merges(app, stub)
     _add_chat(app, stub)
@@ -129,7 +142,9 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
     def list_files(request: Request) -> dict[str, Any]:
         stub.keys.append(request.headers.get("authorization"))
         stub.queries.append(("files", dict(request.query_params)))
-        return {"object": "list", "data": stub.files}
+        purpose = request.query_params.get("purpose")
+        data = [file for file in stub.files if purpose in (None, file["purpose"])]
+        return {"object": "list", "data": data}
 
     @app.get("/v1/files/{file_id}", response_model=None)
     def get_file(file_id: str) -> Any:
@@ -148,6 +163,14 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/files/{file_id}/preview", response_model=None)
     def preview(file_id: str, model: str, rows: int, training: str = "{}") -> Any:
         stub.previews.append(json.loads(training))
+        rows_of_file = stub.rows.rows.get(file_id)
+        if rows_of_file and file_id != "file-handbook":
+            if not find_known(rows_of_file, training):
+                return refuse(400, f"the first row has the keys {', '.join(rows_of_file[0])}")
+            texts = list(map(str, rows_of_file[0].values()))
+            shown = [{"text": text, "learned": place > 0} for place, text in enumerate(texts)]
+            row = {"line": stub.rows.first_line, "number": 1, "tokens": shown}
+            return {**_PREVIEW, "format": "prompt_completion", "rows": [row]}
         if file_id != "file-handbook":
             return refuse(400, f"line 2: not JSON, found {HOSTILE}")
         tokens = [
@@ -155,16 +178,10 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
             {"text": f"user {HOSTILE}\n", "learned": False},
             {"text": f"{model} knows", "learned": True},
         ]
+        lines = range(1, rows + 1)
         return {
-            "object": "file.preview",
-            "format": "chat",
-            "num_rows": 1200,
-            "num_tokens": 4000,
-            "num_learned_tokens": 1000,
-            "num_dropped_rows": 0,
-            "num_truncated_rows": 2,
-            "max_length": 512,
-            "rows": [{"line": line + 1, "tokens": tokens} for line in range(rows)],
+            **_PREVIEW,
+            "rows": [{"line": line, "number": line, "tokens": tokens} for line in lines],
         }
 
 

@@ -1,7 +1,7 @@
 """Faults of rows: the fault of one row, and all faults of a file grouped by kind."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,6 +36,9 @@ class RowFault(ValueError):  # noqa: N818 - more often passed as a value than ra
         self.kind = pattern
 
 
+OnFault = Callable[[int, int, RowFault], None]
+
+
 @dataclass
 class _Kind:
     first: str
@@ -47,18 +50,22 @@ class RowFaultLog:
     """The faults of one source of rows by kind; its size does not grow with their number.
 
     `name` is the name of the source, `unit` the unit of its row numbers: 'line' or 'row'.
+    `on_fault` is called with the line, the number and the fault of each row.
     """
 
-    def __init__(self, name: str, unit: str) -> None:
+    def __init__(self, name: str, unit: str, on_fault: OnFault | None = None) -> None:
         self._name = name
         self._unit = unit
+        self._on_fault = on_fault
         self._kinds: dict[str, _Kind] = {}
 
     def __len__(self) -> int:
         return sum(kind.count for kind in self._kinds.values())
 
-    def add(self, line: int, fault: RowFault) -> None:
-        """Record the fault of one row."""
+    def add(self, line: int, fault: RowFault, number: int = 0) -> None:
+        """Record the fault of one row; `number` is its number in the source."""
+        if self._on_fault is not None:
+            self._on_fault(line, number, fault)
         kind = self._kinds.setdefault(fault.kind, _Kind(str(fault)))
         kind.count += 1
         if len(kind.lines) < MAX_LINES_SHOWN:

@@ -79,13 +79,14 @@ class RowStream(Generic[Parsed, Encoded]):
     def _parse(self, num_rows: int | None, on_read: Callable[[], None]) -> Iterator[Parsed]:
         for line, record in self.source.read():
             self.counts.num_rows += 1
+            number = self._num_before + self.counts.num_rows
             on_read()
             try:
                 if isinstance(record, RowFault):
                     raise record
-                row = self._reader.parse(line, record, self._num_before + self.counts.num_rows)
+                row = self._reader.parse(line, record, number)
             except RowFault as fault:
-                self.counts.faults.add(line, fault)
+                self.counts.faults.add(line, fault, number)
             else:
                 self.counts.ignored_keys.add(row.ignored)
                 yield row
@@ -121,7 +122,7 @@ class RowStream(Generic[Parsed, Encoded]):
 
     def _add_fault(self, row: ParsedRow, fault: RowFault) -> None:
         if self._is_first(row, "faulty"):
-            self.counts.faults.add(row.line, fault)
+            self.counts.faults.add(row.line, fault, row.number)
 
     def _is_first(self, row: ParsedRow, what: str) -> bool:
         """Return whether `what` is noted for a row for the first time; its samples are adjacent."""

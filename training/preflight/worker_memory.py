@@ -86,8 +86,10 @@ def estimate_activations(
     width_values = num_tokens * shape.width
     scores = 0 if on_gpu else num_tokens * shape.num_heads * min(longest, num_tokens)
     layer = int(_LAYER_VALUES * width_values + _SCORE_VALUES * scores)
-    kept = (width_values * num_layers + layer) if spec.activation_checkpointing else (
-        layer * num_layers
+    kept = (
+        (width_values * num_layers + layer)
+        if spec.activation_checkpointing
+        else (layer * num_layers)
     )
     return _count_bytes(on_gpu=on_gpu) * kept
 

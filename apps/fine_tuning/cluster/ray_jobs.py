@@ -17,6 +17,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from apps.fine_tuning.cluster.job_runner import JobState
 from apps.fine_tuning.cluster.tasks import Task
 from apps.fine_tuning.publication_tasks import execute_export
+from apps.fine_tuning.rows.file_rows import survey_file
 from apps.fine_tuning.validation.row_validation import check_file, check_job
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
@@ -195,5 +196,7 @@ def execute_task(storage: str, task: Task) -> None:
     return_large_blocks()
     if task.kind == "check_job":
         check_job(layout, task.subject)
+    elif task.kind == "survey_file":
+        survey_file(layout, task.subject, *map(str, task.arguments))
     else:
         check_file(layout, task.subject)

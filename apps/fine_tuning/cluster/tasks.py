@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 class Task(NamedTuple):
     """One task; at most one of a kind is in progress per subject."""
 
-    kind: Literal["export", "check_job", "check_file"]
+    kind: Literal["export", "check_job", "check_file", "survey_file"]
     subject: str
     """The id of the model, job or file."""
     arguments: tuple[str | int, ...] = ()

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apps.file_index import CheckError
 from training.data.faults import DataError
 from training.settings.task_settings import PREFERENCE_TASK
 from training.spec import TrainingSpec
@@ -58,6 +59,20 @@ def list_row_tasks(spec: TrainingSpec, known: Mapping[str, "KnownFile"]) -> list
     except DataError:
         return [spec]
     return [labelled, spec] if "text" in record else [labelled]
+
+
+def find_error_code(spec: TrainingSpec, known: Mapping[str, "KnownFile"]) -> CheckError:
+    """Return why rows failed a check: a file with columns of other names can still be used."""
+    from training.data.text.formats import choose_parser
+
+    chosen = list_row_tasks(spec, known)[0]
+    record = _read_first(chosen, known)
+    if record and chosen.task == spec.task:
+        try:
+            choose_parser(record, spec.format, spec.columns)
+        except DataError:
+            return "unknown_columns"
+    return "invalid_rows"
 
 
 def _make_classification_spec(spec: TrainingSpec) -> TrainingSpec:

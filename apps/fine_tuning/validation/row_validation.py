@@ -196,7 +196,7 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
     `SlowRowsError` if reading takes too long.
     """
     import_transformers()
-    from apps.fine_tuning.validation.row_task import list_row_tasks
+    from apps.fine_tuning.validation.row_task import find_error_code, list_row_tasks
     from training.data.files.zip_files import is_zip
 
     files, models = FileStore(layout), ModelStore(layout)
@@ -224,11 +224,12 @@ def check_file(layout: StorageLayout, file_id: str, *, is_quick: bool = False) -
         logger.info("file %s was deleted before it was checked", file_id)
     except (DataError, SettingError, ServingError) as exc:
         message = str(exc).replace(str(layout.root), "<storage>")
+        code = find_error_code(spec, known) if isinstance(exc, DataError) else None
         try:
             files.check_unchanged(files.find_known([str(path)]))
         except ApiError as damage:
-            message = damage.message
-        files.record_check(file_id, "error", message, None)
+            message, code = damage.message, "invalid_rows"
+        files.record_check(file_id, "error", message, None, code)
     else:
         files.record_check(file_id, "processed", None, {"model": model.id, **found})
 

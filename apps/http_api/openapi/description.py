@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from apps.fine_tuning.job_requests import FineTuneRequest
-from apps.http_api.openapi import model_schemas, response_schemas, text_schemas
+from apps.http_api.openapi import model_schemas, response_schemas, row_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication
 from apps.http_api.routes.models import Merging
@@ -46,6 +46,11 @@ def _json(model: type[BaseModel]) -> Content:
     return {"application/json": model}
 
 
+_FINDINGS: Content = {
+    "application/json": row_schemas.RowFindingPage,
+    "application/x-ndjson": {"type": "string"},
+    "text/csv": {"type": "string"},
+}
 _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("get", "/livez"): _json(response_schemas.Liveness),
     ("get", "/readyz"): _json(response_schemas.Readiness),
@@ -55,6 +60,10 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("get", "/v1/files/{file_id}"): _json(response_schemas.File),
     ("get", "/v1/files/{file_id}/content"): {"application/octet-stream": _BINARY},
     ("get", "/v1/files/{file_id}/preview"): _json(response_schemas.FilePreview),
+    ("get", "/v1/files/{file_id}/rows"): _json(row_schemas.FileRowPage),
+    ("get", "/v1/files/{file_id}/statistics"): _json(row_schemas.FileStatistics),
+    ("get", "/v1/files/{file_id}/faults"): _FINDINGS,
+    ("get", "/v1/files/{file_id}/duplicates"): _FINDINGS,
     ("delete", "/v1/files/{file_id}"): _json(response_schemas.Deletion),
     ("get", "/v1/fine_tuning/defaults"): _json(response_schemas.JobDefaults),
     ("post", "/v1/fine_tuning/jobs"): _json(response_schemas.FineTuningJob),

@@ -67,6 +67,9 @@ class File(_Answer):
     sha256: str | None = None
     status: Literal["uploaded", "processed", "error"]
     status_details: str | None
+    error_code: Literal["unknown_columns", "invalid_rows"] | None = Field(
+        None, description="Why the check failed: other columns may be set for a job, or not."
+    )
     check: AnyObject | None = Field(None, description="Counts of rows and tokens.")
 
 
@@ -80,6 +83,7 @@ class PreviewToken(_Answer):
 class PreviewRow(_Answer):
     """A row as a model's tokens; if `is_part` is true, one of several answers in it."""
 
+    number: int = Field(description="The number of the row in the file, from 1.")
     line: int = Field(description="The line of the file that it begins in.")
     tokens: list[PreviewToken]
     is_part: bool = False

@@ -18,6 +18,10 @@ from apps.http_api.routes import ServicesOf
 
 router = APIRouter(prefix="/v1/files")
 
+Training = Annotated[
+    str, Query(description="Settings as in 'training' of a job, as a JSON object.")
+]
+
 _FORM = {
     "schema": {
         "type": "object",
@@ -97,15 +101,14 @@ async def preview_file(
     file_id: str,
     model: str = "latest",
     rows: Annotated[int, Query(ge=1, le=20)] = 3,
-    training: Annotated[
-        str, Query(description="Settings as in 'training' of a job, as a JSON object.")
-    ] = "{}",
+    training: Training = "{}",
 ) -> Mapping[str, object]:
     """Show the first rows as a model's tokens, and which of the tokens are learned."""
-    return await services.fine_tuning.preview(file_id, model, rows, _read_settings(training))
+    return await services.fine_tuning.preview(file_id, model, rows, read_settings(training))
 
 
-def _read_settings(text: str) -> Mapping[str, object]:
+def read_settings(text: str) -> Mapping[str, object]:
+    """Parse the parameter `training`; raises `ApiError` 400 for anything but an object."""
     try:
         settings = json.loads(text)
     except (ValueError, RecursionError):

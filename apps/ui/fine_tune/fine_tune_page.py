@@ -4,8 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -14,18 +12,19 @@ from gradio.events import Dependency
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.client.jobs import JobRequest
-from apps.client.resources import Estimate, File, Model
+from apps.client.resources import Estimate, Model
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.fine_tune.data_panel import DataPanel
+from apps.ui.fine_tune.file_menu import RECALL_JS, FileMenu, choose_file
 from apps.ui.fine_tune.former_run import read_former_run
 from apps.ui.fine_tune.preview import render_preview
 from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
 from apps.ui.fine_tune.training_settings import Entered, JobActions, collect_row_settings
-from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
+from apps.ui.protection.uploads import UploadFolder
 
 _logger = logging.getLogger(__name__)
 
-HANDBOOK_FILE_ID = "file-handbook"
 INTRODUCTION = (
     "Choose a model and a file of examples. A fine-tune teaches the model to answer as the "
     "examples do. You can chat with the new model at once."
@@ -52,22 +51,10 @@ def list_model_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
     return [(_name_model(model), model.id) for model in ordered]
 
 
-def list_file_choices(files: Sequence[File]) -> list[tuple[str, str]]:
-    """List the entries of the data menu: the bundled handbook first."""
-    ordered = sorted(files, key=lambda file: file.id != HANDBOOK_FILE_ID)
-    return [(_name_file(file), file.id) for file in ordered]
-
-
 def _name_model(model: Model) -> str:
     if model.kind == "adapter":
         return f"{model.id} (adapter; a job continues it)"
     return f"{model.id} (base)" if model.base else model.id
-
-
-def _name_file(file: File) -> str:
-    if file.id == HANDBOOK_FILE_ID:
-        return "The bundled handbook"
-    return f"{file.filename} ({markup.format_age(file.created_at)})"
 
 
 class FineTunePage:
@@ -75,7 +62,6 @@ class FineTunePage:
 
     def __init__(self, client: ApiClient, uploads: UploadFolder) -> None:
         self._client = client
-        self._uploads = uploads
         self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
         self.settings = TrainingSettingsPlace(
             JobActions(self.start, self.estimate, self.name_file, self.show_preview)
@@ -83,26 +69,28 @@ class FineTunePage:
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=320):
                 self.model = gr.Dropdown(label="Base model", elem_id="base-model", filterable=False)
-                self.data = gr.Dropdown(label="Data", elem_id="data-file", filterable=False)
-                self.upload = gr.UploadButton(
-                    "Upload a file of rows", elem_id="upload-button", size="sm"
-                )
+                self.files = FileMenu(client, uploads)
+                self.data = self.files.menu
                 self.task = gr.Dropdown(label="Task", elem_id="task", filterable=False)
                 self.settings_place = gr.Column()
             with gr.Column(scale=3, min_width=320):
-                self.preview = gr.HTML(elem_id="preview", min_height=120)
+                self.panel = DataPanel(client)
+                self.preview = self.panel.preview
 
-    async def open(self, request: gr.Request) -> tuple[Any, ...]:
-        """Fill the menus, the settings and the preview, like those of the run in `?from=`."""
+    async def open(self, remembered: str | None, request: gr.Request) -> tuple[Any, ...]:
+        """Fill the menus and the settings, like those of the run in `?from=`.
+
+        Without that run, the remembered file is chosen if it exists.
+        """
         notice, entered = "", {}
         try:
             models = await self._client.models.list_all()
-            files = await self._client.files.list_all()
-            model_choices, file_choices = list_model_choices(models), list_file_choices(files)
+            files = await self.files.list_files()
+            model_choices = list_model_choices(models)
             model = next((value for _, value in model_choices), None)
-            data = next((value for _, value in file_choices), None)
+            data = choose_file(files, remembered)
             if run_id := dict(request.query_params).get("from", ""):
-                found = await read_former_run(self._client, run_id, model_choices, file_choices)
+                found = await read_former_run(self._client, run_id, model_choices, files)
                 notice, entered = found.notice, found.entered
                 model, data = found.model or model, found.data or data
                 defaults = found.defaults or await self._read_defaults(model, data)
@@ -114,11 +102,10 @@ class FineTunePage:
         return (
             show_notice(notice, "info"),
             gr.Dropdown(choices=model_choices, value=model),
-            gr.Dropdown(choices=file_choices, value=data),
+            *self.files.show(files, data),
             show_tasks(defaults),
             defaults,
             entered,
-            await self.show_preview(model, data, entered, defaults),
         )
 
     async def choose_settings(
@@ -197,25 +184,6 @@ class FineTunePage:
         except ApiClientError as exc:
             return markup.render_notice(describe_error(exc), "error")
 
-    async def add_file(self, path: str) -> Any:
-        """Forward an upload to the API, then select the new file in the menu."""
-        try:
-            with self._uploads.open(path) as content:
-                file = await self._client.files.upload(Path(path).name, content)
-            files = await self._client.files.list_all()
-        except ForeignFileError as exc:
-            _logger.warning("An upload was refused: %s", exc)
-            raise gr.Error(
-                "This file was not uploaded to this page.", print_exception=False
-            ) from exc
-        except ApiClientError as exc:
-            gr.Warning(escape(describe_error(exc)))
-            return gr.skip()
-        finally:
-            self._uploads.delete(path)
-            self._uploads.delete_older_than(UPLOAD_LIFETIME_S)
-        return gr.Dropdown(choices=list_file_choices(files), value=file.id)
-
     async def start(self, model: str, data: str, suffix: str, training: Mapping[str, Any]) -> str:
         """Create a job and return its id."""
         return (await self._client.jobs.create(_request_job(model, data, suffix, training))).id
@@ -266,24 +234,23 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         f'<p class="ts-muted">{DEMONSTRATION_NOTE}</p></div>'
     )
     page = FineTunePage(client, uploads)
-    gr.on(
+    opened = gr.on(
         fn=page.open,
+        inputs=page.files.remembered,
         outputs=[
             page.notice,
             page.model,
-            page.data,
+            *page.files.outputs,
             page.task,
             page.settings.defaults,
             page.settings.entered,
-            page.preview,
         ],
+        js=RECALL_JS,
         show_progress="hidden",
         api_visibility="private",
     )
     defaults, entered = page.settings.defaults, page.settings.entered
-    file_added = page.upload.upload(
-        page.add_file, page.upload, page.data, show_progress="minimal", api_visibility="private"
-    )
+    file_changes = page.files.listen()
     task_chosen = page.task.input(
         page.choose_task,
         [page.model, page.task],
@@ -292,12 +259,19 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         api_visibility="private",
     )
     choices: list[Callable[..., Dependency]] = [page.model.input]
-    for listen_to_data in (page.data.input, file_added.success):
+    for listen_to_data in file_changes:
         checked = listen_to_data(
             page.wait_for_check, page.data, None, show_progress="hidden", api_visibility="private"
         )
         choices.append(checked.then)
-    events = [task_chosen.then]
+        checked.then(
+            page.files.list_all_files,
+            [page.data, page.files.shows_all],
+            page.files.outputs,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+    events = [opened.then, task_chosen.then]
     for listen_to_choice in choices:
         chosen = listen_to_choice(
             page.choose_settings,
@@ -310,13 +284,6 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
             api_visibility="private",
         )
         events.append(chosen.then)
-    for listen in events:
-        listen(
-            page.show_preview,
-            [page.model, page.data, entered, defaults],
-            page.preview,
-            show_progress="minimal",
-            api_visibility="private",
-        )
+    page.panel.listen(page.model, page.data, entered, defaults, page.show_preview, events)
     with page.settings_place:
         page.settings.build(page.model, page.task, page.data, page.preview)

@@ -6,7 +6,7 @@ from typing import Any
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.resources import Defaults, Job
+from apps.client.resources import Defaults, File, Job
 from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.setting_export import list_changes
 from apps.ui.fine_tune.setting_problems import NAME_KEY
@@ -26,12 +26,12 @@ class FormerRun:
 
 
 async def read_former_run(
-    client: ApiClient, run_id: str, models: Choices, files: Choices
+    client: ApiClient, run_id: str, models: Choices, files: Sequence[File]
 ) -> FormerRun:
     """Read the model, the data and the settings of a run, as far as they still exist."""
     try:
         job = await client.jobs.get(run_id)
-        if job.model not in _list_values(models):
+        if job.model not in {model for _, model in models}:
             return FormerRun(f"The model of run {run_id}, {job.model}, does not exist any more.")
         task = job.training.get("task")
         found = await client.jobs.get_defaults(job.model, task if isinstance(task, str) else None)
@@ -40,17 +40,13 @@ async def read_former_run(
             f"The settings of run {run_id[:80]} cannot be shown. {describe_error(exc)}"
         )
     notice = f"These are the model, the data and the settings of run {_name_run(job)}."
-    data = job.training_file if job.training_file in _list_values(files) else None
+    data = job.training_file if any(file.id == job.training_file for file in files) else None
     if data is None:
         notice += f" Its data, {job.training_filename or 'a file'}, was deleted: choose other data."
     entered = list_changes(Defaults.model_validate(found.model_dump(by_alias=True)), job.training)
     if job.user_provided_suffix:
         entered[NAME_KEY] = job.user_provided_suffix
     return FormerRun(notice, job.model, data, found.model_dump(by_alias=True), entered)
-
-
-def _list_values(choices: Choices) -> set[str]:
-    return {value for _, value in choices}
 
 
 def _name_run(job: Job) -> str:

@@ -11,6 +11,18 @@ VERDICTS = {None: "", True: ", preferred", False: ", not preferred"}
 MAX_SHOWN_TOKENS = 160
 MAX_SHOWN_KEYS = 20
 UNKNOWN = "–"
+FORMAT_NAMES = {
+    "chat": "Chats",
+    "sharegpt": "Conversations (ShareGPT)",
+    "prompt_completion": "Questions with answers",
+    "alpaca": "Instructions with answers (Alpaca)",
+    "text": "Plain texts",
+    "preference": "Pairs of answers",
+    "openai_preference": "Pairs of answers (OpenAI)",
+    "sharegpt_preference": "Conversations with pairs of answers",
+    "unpaired": "Answers with verdicts",
+}
+"""The shapes of rows in words."""
 
 
 def render_preview(preview: Preview) -> str:
@@ -21,6 +33,7 @@ def render_preview(preview: Preview) -> str:
     if any(row.texts for row in preview.rows):
         return _render_labelled(preview)
     figures = [
+        ("Format", FORMAT_NAMES.get(preview.format, preview.format)),
         ("Rows", _show_count(preview.num_rows)),
         ("Tokens", _show_count(preview.num_tokens)),
         ("Learned", _show_share(preview.num_learned_tokens, preview.num_tokens)),
@@ -43,12 +56,19 @@ def render_preview(preview: Preview) -> str:
     )
 
 
+def name_row(number: int | None, line: int) -> str:
+    """Name a row by its number, and by its line where that differs, as in 'Row 1 (line 2)'."""
+    if number is None:  # of an API that does not count rows
+        return f"Line {line}"
+    return f"Row {number:,}" if line in (number, 0) else f"Row {number:,} (line {line:,})"
+
+
 def _render_labelled(preview: Preview) -> str:
     figures = [("Rows", _show_count(preview.num_rows)), ("Columns", preview.format)]
     if preview.label_counts:
         figures.append(("Labels", f"{len(preview.label_counts):,}"))
     rows = "".join(
-        f'<div class="ts-row"><span class="ts-line">Row {row.line}</span>'
+        f'<div class="ts-row"><span class="ts-line">{name_row(row.number, row.line)}</span>'
         f'<div class="ts-tokens">{escape(" / ".join(row.texts))} '
         f'<mark class="ts-learned">{escape(", ".join(row.labels))}</mark></div></div>'
         for row in preview.rows
@@ -83,7 +103,7 @@ def _show_share(part: int | None, whole: int | None) -> str:
 
 
 def _render_row(row: Row) -> str:
-    name = f"Row {row.line}{VERDICTS[row.is_preferred]}"
+    name = f"{name_row(row.number, row.line)}{VERDICTS[row.is_preferred]}"
     tokens = "".join(_render_token(token) for token in row.tokens[:MAX_SHOWN_TOKENS])
     hidden = len(row.tokens) - MAX_SHOWN_TOKENS
     rest = f'<span class="ts-muted"> … {hidden:,} more tokens</span>' if hidden > 0 else ""

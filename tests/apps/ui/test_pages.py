@@ -114,8 +114,6 @@ def test_menus_name_alias_base_model_and_handbook(api: StubApi) -> None:
         ("base (base)", "base"),
     ]
     assert fine_tune_page.list_model_choices(models)[0] == ("base (base)", "base")
-    files = ask(api, lambda client: client.files.list_all())
-    assert fine_tune_page.list_file_choices(files)[0] == ("The bundled handbook", "file-handbook")
 
 
 def test_model_is_found_by_alias() -> None:

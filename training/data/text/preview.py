@@ -58,7 +58,7 @@ def preview_rows(
     with closing(stream.encode(min(num_rows, spec.max_rows or num_rows))) as encoded:
         for row in encoded:
             for sample, is_preferred in _list_answers(row):
-                rows.append(sample)
+                rows.append(sample.renumber(row.number))
                 num_tokens += sample.length
                 if is_preferred is not None:
                     preferred.append(is_preferred)

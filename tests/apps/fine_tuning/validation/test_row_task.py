@@ -139,8 +139,14 @@ async def test_preview_shows_labelled_rows(queue: RunQueue, layout: StorageLayou
     shown = await queue.preview("file-labelled", "latest", 1, {})
     (row,) = shown["rows"]
     texts = ["the film was good", "really"]
-    expected = {"line": 1, "is_part": False, "tokens": [], "texts": texts, "labels": ["positive"]}
-    assert row == expected
+    assert row == {
+        "number": 1,
+        "line": 1,
+        "is_part": False,
+        "tokens": [],
+        "texts": texts,
+        "labels": ["positive"],
+    }
     assert shown["task"] == "sequence_classification"
     assert shown["format"] == "sentence1 and sentence2 with label"
     assert (shown["num_rows"], shown["ignored_keys"]) == (2, {"id": 1})
@@ -158,3 +164,27 @@ async def test_preview_shows_labelled_rows(queue: RunQueue, layout: StorageLayou
         (["red/1.png"], ["red"]),
     ]
     assert (shown["task"], shown["num_rows"]) == ("image_classification", None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([{"question": "one", "reply": "two"}], "unknown_columns"),
+        ([{"prompt": "one", "completion": 3}], "invalid_rows"),
+        ([{"text": "one"}, {"text": 5}], "invalid_rows"),
+        ([5], "invalid_rows"),
+        ([{"prompt": "one", "chosen": "two"}], "invalid_rows"),
+        ([], "invalid_rows"),
+    ],
+)
+def test_failed_check_says_whether_columns_are_unknown(
+    layout: StorageLayout, rows: list[Any], code: str
+) -> None:
+    file = check(layout, *rows)
+    assert (file["status"], file["error_code"]) == ("error", code)
+
+
+def test_passed_check_has_no_error_code(layout: StorageLayout) -> None:
+    file = check(layout, {"prompt": "one", "completion": "two"})
+    assert file["status"] == "processed"
+    assert "error_code" not in file

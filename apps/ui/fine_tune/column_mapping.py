@@ -1,0 +1,217 @@
+"""Which column of a file is what: menus that set `columns`, with a guess for unknown names."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+
+from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError
+from apps.ui import markup
+from apps.ui.fine_tune.file_menu import UNKNOWN_COLUMNS
+
+COLUMNS = "columns"
+"""The setting of a job that names the columns."""
+MAPPED = "mapped_columns"
+"""A key in the defaults that changes with the mapping, so that the settings are shown again."""
+BY_NAME = ""
+PARTS: Mapping[str, Mapping[str, str]] = {
+    "causal_lm": {
+        "prompt": "Question",
+        "completion": "Answer",
+        "system": "System message",
+        "text": "Plain text",
+        "messages": "Conversation",
+    },
+    "preference": {
+        "prompt": "Question",
+        "chosen": "Better answer",
+        "rejected": "Worse answer",
+        "system": "System message",
+    },
+    "sequence_classification": {
+        "text": "Text",
+        "text_pair": "Second text",
+        "label": "Label",
+    },
+    "image_classification": {"image": "Image", "label": "Label"},
+}
+"""The parts of a row of each task, by their names in `columns`."""
+NUM_MENUS = max(map(len, PARTS.values()))
+_GUESSES: Mapping[str, Sequence[str]] = {
+    "system": ("system", "context", "persona"),
+    "rejected": ("reject", "worse", "bad", "lose"),
+    "chosen": ("chosen", "better", "good", "win", "preferred"),
+    "completion": ("answer", "reply", "response", "completion", "output", "target", "assistant"),
+    "prompt": ("question", "prompt", "query", "instruction", "input", "request", "user"),
+    "label": ("label", "class", "category", "sentiment", "topic", "target"),
+    "messages": ("messages", "conversation", "dialog", "chat", "turns"),
+    "image": ("image", "img", "file", "path", "picture"),
+    "text_pair": ("second", "hypothesis", "text2", "sentence2"),
+    "text": ("text", "sentence", "content", "review", "body", "document", "comment"),
+}
+"""Parts of the names of columns, in the order in which columns are taken."""
+_NEEDED: Mapping[str, Sequence[Sequence[str]]] = {
+    "causal_lm": (("prompt", "completion"), ("messages",), ("text",)),
+    "preference": (("prompt", "chosen", "rejected"),),
+    "sequence_classification": (("text", "label"),),
+    "image_classification": (("image", "label"),),
+}
+_ALONE = (("messages",), ("text",))
+
+
+def guess_columns(task: str, columns: Sequence[str]) -> dict[str, str]:
+    """Guess which columns have the parts that a task needs; empty if some cannot be guessed.
+
+    If names give no hint, two columns are taken as question and answer.
+    """
+    parts = PARTS.get(task, {})
+    found: dict[str, str] = {}
+    for part, hints in _GUESSES.items():
+        free = [name for name in columns if name not in found.values()]
+        if part in parts and (
+            match := next((n for n in free if any(hint in n.lower() for hint in hints)), None)
+        ):
+            found[part] = match
+    for needed in _NEEDED.get(task, ()):
+        if set(needed) <= set(found):
+            extra = () if needed in _ALONE else ("system", "text_pair")
+            return {
+                part: found[part] for part in parts if part in (*needed, *extra) and part in found
+            }
+    if task == "causal_lm" and len(columns) == 2:
+        return dict(zip(("prompt", "completion"), columns, strict=True))
+    return {}
+
+
+def read_mapping(entered: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns that were entered; empty if they are not an object of names."""
+    value = entered.get(COLUMNS)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(ours): str(theirs) for ours, theirs in value.items()}
+
+
+def list_other_parts(task: str) -> set[str]:
+    """Return the parts of rows that only other tasks have."""
+    return {part for parts in PARTS.values() for part in parts} - set(PARTS.get(task, {}))
+
+
+class ColumnMapping:
+    """One menu for each part of a row, and their event handlers."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self.place = gr.Accordion("Columns", open=False, visible=False, elem_id="column-mapping")
+        with self.place:
+            self.note = gr.HTML(elem_id="column-note")
+            with gr.Row():
+                self.menus = [
+                    gr.Dropdown(
+                        elem_id=f"column-{number}", visible=False, filterable=False, min_width=150
+                    )
+                    for number in range(NUM_MENUS)
+                ]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What `show` updates."""
+        return [self.place, self.note, *self.menus]
+
+    async def fit_columns(
+        self, data: str | None, defaults: Mapping[str, Any] | None, entered: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """Show the columns of a file; guess what they are if their names are unknown.
+
+        What was entered for columns of another file is removed.
+        """
+        task = str(defaults["task"]) if defaults else "causal_lm"
+        try:
+            columns = (await self._client.rows.read_page(data, limit=1)).columns if data else ()
+            file = await self._client.files.get(data) if data else None
+        except ApiClientError:  # the preview reports it
+            return (gr.skip(), gr.skip(), *self.show(task, (), {}))
+        mapping = read_mapping(entered)
+        if not set(mapping.values()) <= set(columns) or set(mapping) & list_other_parts(task):
+            mapping = {}
+        is_unknown = file is not None and file.error_code == UNKNOWN_COLUMNS
+        note = ""
+        if not mapping and is_unknown:
+            mapping = guess_columns(task, columns)
+            note = _describe_guess(bool(mapping))
+        changed = self._enter(defaults, entered, mapping)
+        return (
+            *changed,
+            *self.show(task, columns, mapping, note, is_open=is_unknown or bool(mapping)),
+        )
+
+    def map_columns(
+        self, defaults: Mapping[str, Any] | None, entered: Mapping[str, Any], *chosen: Any
+    ) -> tuple[Any, Any]:
+        """Enter the chosen columns as a setting."""
+        task = str(defaults["task"]) if defaults else "causal_lm"
+        parts = PARTS.get(task, {})
+        typed = {part: name for part, name in read_mapping(entered).items() if part not in parts}
+        pairs = zip(parts, chosen, strict=False)
+        mapping = {part: str(name) for part, name in pairs if name}
+        return self._enter(defaults, entered, {**typed, **mapping})
+
+    def _enter(
+        self,
+        defaults: Mapping[str, Any] | None,
+        entered: Mapping[str, Any],
+        mapping: Mapping[str, str],
+    ) -> tuple[Any, Any]:
+        """Return the updates of defaults and of what was entered, if the mapping changed."""
+        if mapping == read_mapping(entered):  # empty too for text that is no mapping, which stays
+            return gr.skip(), gr.skip()
+        others = {key: value for key, value in entered.items() if key != COLUMNS}
+        fields = {**defaults, MAPPED: dict(mapping)} if defaults else gr.skip()
+        return fields, {**others, COLUMNS: dict(mapping)} if mapping else others
+
+    def show(
+        self,
+        task: str,
+        columns: Sequence[str],
+        mapping: Mapping[str, str],
+        note: str = "",
+        *,
+        is_open: bool = False,
+    ) -> tuple[Any, ...]:
+        """Show a menu of all columns for each part of a row."""
+        parts = list(PARTS.get(task, {}).items())
+        choices = [("by its name", BY_NAME), *((name, name) for name in columns)]
+        menus = [
+            gr.Dropdown(
+                choices=choices,
+                value=mapping.get(part, BY_NAME),
+                label=label,
+                visible=True,
+                interactive=True,
+            )
+            for part, label in parts
+        ]
+        menus += [gr.Dropdown(visible=False)] * (NUM_MENUS - len(menus))
+        return (
+            gr.Accordion(visible=bool(columns and parts), open=is_open),
+            gr.HTML(markup.render_notice(note), visible=bool(note)),
+            *menus,
+        )
+
+
+def _describe_guess(has_guess: bool) -> str:
+    if has_guess:
+        return (
+            "The columns of this file have names of their own. This is a guess of what they are; "
+            "the preview below shows what is learned."
+        )
+    return (
+        "The columns of this file have names of their own: choose what they are, such as the "
+        "question and the answer."
+    )

@@ -1,0 +1,165 @@
+"""The data of the page "Fine-tune" in three tabs: first rows as tokens, all rows, statistics."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+from gradio.events import Dependency
+
+from apps.client.client import ApiClient
+from apps.ui.fine_tune.column_mapping import ColumnMapping
+from apps.ui.fine_tune.row_browser import RowBrowser, RowView
+from apps.ui.fine_tune.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
+from apps.ui.fine_tune.training_settings import Entered
+
+TOKENS, ROWS, STATISTICS = "tokens", "rows", "statistics"
+ShowPreview = Callable[[str | None, str | None, Entered, Mapping[str, Any] | None], Awaitable[str]]
+
+
+_PRIVATE: Any = {"api_visibility": "private"}
+
+
+class DataPanel:
+    """The tabs, the menus of columns above them, and their event handlers."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.columns = ColumnMapping(client)
+        self.tab: gr.State = gr.State(TOKENS)
+        with gr.Tabs(elem_id="data-tabs"):
+            with gr.Tab("First rows as tokens", id=TOKENS) as self.tokens_tab:
+                self.preview = gr.HTML(elem_id="preview", min_height=120)
+            with gr.Tab("All rows", id=ROWS) as self.rows_tab:
+                self.browser = RowBrowser(client)
+            with gr.Tab("Lengths and faults", id=STATISTICS) as self.statistics_tab:
+                self.statistics = RowStatistics(client)
+
+    def open_tokens(self) -> str:
+        """Note that the first tab is shown."""
+        return TOKENS
+
+    async def open_rows(self, data: str | None, search: str) -> tuple[Any, ...]:
+        """Show the rows of the chosen file."""
+        return ROWS, *await self.browser.search_rows(data, search)
+
+    async def open_statistics(
+        self,
+        watch: StatisticsWatch,
+        model: str | None,
+        data: str | None,
+        entered: Entered,
+        defaults: Mapping[str, Any] | None,
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        """Show the statistics of the chosen file."""
+        async for shown in self.statistics.show_statistics(watch, model, data, entered, defaults):
+            yield STATISTICS, *shown
+
+    async def refresh_rows(self, tab: str, data: str | None, view: RowView) -> tuple[Any, ...]:
+        """Show the rows of another file, if rows are shown; begin without a search."""
+        if tab != ROWS or view.data == data:
+            return (*(gr.skip() for _ in self.browser.outputs), gr.skip())
+        return (*await self.browser.search_rows(data, ""), "")
+
+    async def refresh_statistics(
+        self,
+        tab: str,
+        watch: StatisticsWatch,
+        model: str | None,
+        data: str | None,
+        entered: Entered,
+        defaults: Mapping[str, Any] | None,
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        """Show the statistics of another file, model or setting, if they are shown."""
+        if tab != STATISTICS:
+            watch.asked = None
+            yield tuple(gr.skip() for _ in self.statistics.outputs)
+            return
+        async for shown in self.statistics.show_statistics(watch, model, data, entered, defaults):
+            yield shown
+
+    def listen(
+        self,
+        model: Component,
+        data: Component,
+        entered: gr.State,
+        defaults: gr.State,
+        show_preview: ShowPreview,
+        changes: list[Callable[..., Dependency]],
+    ) -> None:
+        """Update the panel after each of the `changes` of model, data and task."""
+        asked = [model, data, entered, defaults]
+        changed = [
+            listen(
+                self.columns.fit_columns,
+                [data, defaults, entered],
+                [defaults, entered, *self.columns.outputs],
+                show_progress="hidden",
+                **_PRIVATE,
+            )
+            for listen in changes
+        ]
+        mapped = gr.on(
+            [menu.input for menu in self.columns.menus],
+            self.columns.map_columns,
+            [defaults, entered, *self.columns.menus],
+            [defaults, entered],
+            show_progress="hidden",
+            **_PRIVATE,
+        )
+        for event in (*changed, mapped):
+            event.then(show_preview, asked, self.preview, show_progress="minimal", **_PRIVATE).then(
+                self.refresh_rows,
+                [self.tab, data, self.browser.view],
+                [*self.browser.outputs, self.browser.search],
+                show_progress="hidden",
+                **_PRIVATE,
+            ).then(
+                self.refresh_statistics,
+                [self.tab, self.statistics.watch, *asked],
+                self.statistics.outputs,
+                show_progress="hidden",
+                **_PRIVATE,
+            )
+        self._listen_to_tabs(data, asked)
+        self._listen_to_rows(data)
+        self._listen_to_downloads(asked)
+
+    def _listen_to_tabs(self, data: Component, asked: list[Component]) -> None:
+        self.tokens_tab.select(self.open_tokens, None, self.tab, show_progress="hidden", **_PRIVATE)
+        self.rows_tab.select(
+            self.open_rows,
+            [data, self.browser.search],
+            [self.tab, *self.browser.outputs],
+            show_progress="hidden",
+            **_PRIVATE,
+        )
+        self.statistics_tab.select(
+            self.open_statistics,
+            [self.statistics.watch, *asked],
+            [self.tab, *self.statistics.outputs],
+            show_progress="hidden",
+            **_PRIVATE,
+        )
+
+    def _listen_to_rows(self, data: Component) -> None:
+        browser = self.browser
+        shown: Any = {"show_progress": "minimal", "show_progress_on": browser.rows, **_PRIVATE}
+        gr.on(
+            [browser.search.submit, browser.find.click],
+            browser.search_rows,
+            [data, browser.search],
+            browser.outputs,
+            **shown,
+        )
+        browser.next.click(browser.show_next_rows, browser.view, browser.outputs, **shown)
+        browser.previous.click(browser.show_previous_rows, browser.view, browser.outputs, **shown)
+
+    def _listen_to_downloads(self, asked: list[Component]) -> None:
+        statistics = self.statistics
+        for button, download in (
+            (statistics.save_faults, statistics.download_faults),
+            (statistics.save_duplicates, statistics.download_duplicates),
+        ):
+            button.click(
+                download, asked, statistics.saved, show_progress="minimal", **_PRIVATE
+            ).success(None, statistics.saved, None, js=SAVE_JS)

@@ -1,0 +1,166 @@
+"""The columns of a file: the guess, and the setting that the menus enter."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from apps.client.client import ApiClient
+from apps.ui.fine_tune.column_mapping import (
+    MAPPED,
+    PARTS,
+    ColumnMapping,
+    guess_columns,
+    read_mapping,
+)
+from tests.apps.stub_api import StubApi, ask
+
+DEFAULTS = {"model": "base", "task": "causal_lm"}
+GUESS = {"prompt": "question", "completion": "reply"}
+SKIP = type(gr.skip())
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "guess"),
+    [
+        ("causal_lm", ["id", "question", "reply"], GUESS),
+        (
+            "causal_lm",
+            ["User_Query", "Agent Response"],
+            {"prompt": "User_Query", "completion": "Agent Response"},
+        ),
+        ("causal_lm", ["a", "b"], {"prompt": "a", "completion": "b"}),
+        ("causal_lm", ["a", "b", "c"], {}),
+        ("causal_lm", ["dialog", "id", "source"], {"messages": "dialog"}),
+        ("causal_lm", ["review", "stars", "day"], {"text": "review"}),
+        (
+            "preference",
+            ["query", "good", "bad"],
+            {"prompt": "query", "chosen": "good", "rejected": "bad"},
+        ),
+        (
+            "sequence_classification",
+            ["comment", "sentiment"],
+            {"text": "comment", "label": "sentiment"},
+        ),
+        (
+            "image_classification",
+            ["picture", "category"],
+            {"image": "picture", "label": "category"},
+        ),
+        ("sequence_classification", ["a", "b"], {}),
+        ("unknown", ["a", "b"], {}),
+        ("causal_lm", [], {}),
+    ],
+)
+def test_guess_follows_names(task: str, columns: list[str], guess: dict[str, str]) -> None:
+    assert guess_columns(task, columns) == guess
+
+
+def test_parts_are_those_that_training_knows() -> None:
+    from training.task import find_task
+
+    for task, parts in PARTS.items():
+        assert set(parts) <= set(find_task(task).column_names), task
+
+
+@pytest.mark.parametrize("value", [None, "", "{", "[1]", 5, '"a"'])
+def test_other_values_are_no_mapping(value: Any) -> None:
+    assert read_mapping({"columns": value}) == {}
+
+
+@pytest.fixture
+def call(api: StubApi) -> Callable[[Callable[[ColumnMapping], Awaitable[Any]]], Any]:
+    def call_handler(use: Callable[[ColumnMapping], Awaitable[Any]]) -> Any:
+        async def run(client: ApiClient) -> Any:
+            with gr.Blocks(analytics_enabled=False):
+                mapping = ColumnMapping(client)
+            return await use(mapping)
+
+        return ask(api, run)
+
+    return call_handler
+
+
+@pytest.fixture
+def odd_file(api: StubApi) -> str:
+    file = {**api.files[0], "id": "file-odd", "status": "error", "error_code": "unknown_columns"}
+    api.files.append(file)
+    api.rows.rows["file-odd"] = [{"question": "Why?", "reply": "Because."}]
+    api.rows.rows["file-handbook"] = [{"prompt": "Why?", "completion": "Because."}]
+    return "file-odd"
+
+
+def test_unknown_columns_are_guessed_and_entered(call: Any, odd_file: str) -> None:
+    fields, entered, place, note, *menus = call(
+        lambda mapping: mapping.fit_columns(odd_file, DEFAULTS, {"epochs": 2})
+    )
+    assert entered == {"epochs": 2, "columns": GUESS}
+    assert fields == {**DEFAULTS, MAPPED: GUESS}
+    assert (place.visible, place.open) == (True, True)
+    assert "guess" in note.value
+    assert [menu.value for menu in menus[:2]] == ["question", "reply"]
+    assert menus[0].label == "Question"
+
+
+def test_columns_of_another_file_are_removed(call: Any, odd_file: str) -> None:
+    entered = {"epochs": 2, "columns": GUESS}
+    fields, kept, place, *_ = call(
+        lambda mapping: mapping.fit_columns("file-handbook", DEFAULTS, entered)
+    )
+    assert kept == {"epochs": 2}
+    assert fields[MAPPED] == {}
+    assert (place.visible, place.open) == (True, False)
+
+
+def test_entered_columns_of_this_file_stay(call: Any, odd_file: str) -> None:
+    entered = {"columns": '{"prompt": "reply", "completion": "question"}'}
+    fields, kept, _, _, *menus = call(
+        lambda mapping: mapping.fit_columns(odd_file, DEFAULTS, entered)
+    )
+    assert isinstance(fields, SKIP)
+    assert isinstance(kept, SKIP)
+    assert [menu.value for menu in menus[:2]] == ["reply", "question"]
+
+
+def test_chosen_columns_are_entered(call: Any) -> None:
+    async def choose(mapping: ColumnMapping) -> tuple[Any, Any]:
+        return mapping.map_columns(DEFAULTS, {"epochs": 2}, "question", "reply", "", "", "")
+
+    assert call(choose) == ({**DEFAULTS, MAPPED: GUESS}, {"epochs": 2, "columns": GUESS})
+
+    async def remove(mapping: ColumnMapping) -> tuple[Any, Any]:
+        return mapping.map_columns(DEFAULTS, {"columns": GUESS}, "", "", "", "", "")
+
+    assert call(remove) == ({**DEFAULTS, MAPPED: {}}, {})
+
+
+def test_columns_of_another_task_are_guessed_again(call: Any, odd_file: str, api: StubApi) -> None:
+    api.rows.rows[odd_file] = [{"question": "Why?", "reply": "Because.", "topic": "reasons"}]
+    other = {**DEFAULTS, "task": "sequence_classification"}
+    entered = {"columns": GUESS}
+    _, kept, *_ = call(lambda mapping: mapping.fit_columns(odd_file, other, entered))
+    assert "columns" not in kept
+
+
+def test_parts_without_a_menu_stay(call: Any) -> None:
+    async def choose(mapping: ColumnMapping) -> tuple[Any, Any]:
+        entered = {"columns": {"tools": "functions", "prompt": "a"}}
+        return mapping.map_columns(DEFAULTS, entered, "question", "reply", "", "", "")
+
+    assert call(choose)[1] == {"columns": {"tools": "functions", **GUESS}}
+
+
+def test_entered_text_that_is_no_mapping_stays(call: Any, odd_file: str) -> None:
+    entered = {"columns": "{'a'"}
+    fields, kept, *_ = call(lambda mapping: mapping.fit_columns("file-handbook", DEFAULTS, entered))
+    assert [type(fields), type(kept)] == [SKIP, SKIP]
+
+
+def test_file_that_cannot_be_read_has_no_menus(call: Any) -> None:
+    fields, _, place, *_ = call(
+        lambda mapping: mapping.fit_columns("file-gone", DEFAULTS, {"columns": GUESS})
+    )
+    assert isinstance(fields, SKIP)
+    assert not place.visible

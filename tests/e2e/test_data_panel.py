@@ -1,0 +1,230 @@
+"""The data panel of the page "Fine-tune" in a real browser, against a stub of the HTTP API."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from apps.ui.settings import UiSettings
+from tests.apps.stub_api import LocalServer, StubApi, build_stub
+from tests.apps.stub_rows import make_finding
+from tests.apps.ui.page_server import serve_page
+from tests.e2e.test_page import PATIENCE_MS, browser, open_context
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+__all__ = ["browser"]
+
+LENGTHS = {
+    "num_samples": 45,
+    "min": 2,
+    "median": 21,
+    "mean": 22.0,
+    "percentile_95": 60,
+    "max": 70,
+    "num_over_limit": 4,
+    "bin_width": 10,
+    "counts": [10, 20, 5, 4, 2, 1, 2, 1],
+    "num_longer": 0,
+}
+
+
+def add_file(stub: StubApi, file_id: str, name: str, **changes: Any) -> None:
+    check = {"num_rows": 340, "format": "chat"}
+    file = {**stub.files[-1], "id": file_id, "filename": name, "bytes": 12_345, "check": check}
+    stub.files.insert(0, {**file, "created_at": int(time.time()) - 310, **changes})
+
+
+@pytest.fixture
+def stub() -> Iterator[StubApi]:
+    stub = StubApi()
+    for number in range(5):
+        add_file(stub, f"file-{number}aaaa{number}", "rows.csv")
+    add_file(stub, "file-metrics", "step_metrics.csv", purpose="fine-tune-results")
+    failed: dict[str, Any] = {"status": "error", "check": None}
+    add_file(stub, "file-broken", "broken.jsonl", error_code="invalid_rows", **failed)
+    add_file(stub, "file-odd", "tickets.csv", error_code="unknown_columns", **failed)
+    stub.rows.rows["file-handbook"] = [
+        {"question": f"What is in room {number}?", "answer": "Flour. " * (number + 10)}
+        for number in range(1, 46)
+    ]
+    stub.rows.rows["file-odd"] = [{"question": "Where is it?", "reply": "On its way."}]
+    stub.rows.lengths = LENGTHS
+    stub.rows.faults = [make_finding(4, 5, "'completion' is missing", '{"prompt": "x"}')]
+    with LocalServer(build_stub(stub)) as stub.url:
+        yield stub
+
+
+@pytest.fixture
+def page(browser: Browser, stub: StubApi) -> Iterator[Page]:
+    context = open_context(browser)
+    with serve_page(UiSettings(api_url=stub.url)) as url:
+        page = context.new_page()
+        page.goto(f"{url}/")
+        expect(page.locator("#preview mark.ts-learned").first).to_be_visible(timeout=PATIENCE_MS)
+        yield page
+        context.close()
+
+
+def choose_file(page: Page, name: str) -> None:
+    page.click("#data-file input")
+    page.get_by_role("option", name=name).first.click()
+
+
+def list_options(page: Page) -> list[str]:
+    page.click("#data-file input")
+    options = page.get_by_role("option")
+    expect(options.first).to_be_visible()
+    found = options.all_inner_texts()
+    page.keyboard.press("Escape")
+    return [text.strip() for text in found]
+
+
+def test_only_usable_files_of_rows_are_offered_and_told_apart(page: Page, stub: StubApi) -> None:
+    options = list_options(page)
+    assert len(set(options)) == len(options) == 7
+    text = "\n".join(options)
+    assert "step_metrics" not in text
+    assert "broken.jsonl" not in text
+    assert text.count("rows.csv · 12.1 KB · 340 rows · 5 min ago") == 5
+    page.get_by_label("Also list files that cannot be used (1)").check()
+    wait_until(lambda: len(list_options(page)) == 8, 60, "broken files are listed")
+    choose_file(page, "broken.jsonl")
+    expect(page.locator("#preview .ts-error")).to_be_visible(timeout=PATIENCE_MS)
+
+
+def test_choice_of_data_survives_start_and_reload(page: Page, stub: StubApi) -> None:
+    choose_file(page, "tickets.csv")
+    expect(page.locator("#preview")).to_contain_text("Where is it?", timeout=PATIENCE_MS)
+    page.reload()
+    expect(page.locator("#data-file input")).to_have_value(re.compile("^tickets"))
+    expect(page.locator("#preview")).to_contain_text("Where is it?", timeout=PATIENCE_MS)
+    expect(page.locator("#start-button")).to_be_enabled()
+    page.click("#start-button")
+    page.wait_for_url("**/runs?run=*")
+    page.get_by_role("link", name="Fine-tune").click()
+    expect(page.locator("#data-file input")).to_have_value(re.compile("^tickets"))
+
+
+def test_address_names_the_data(page: Page, stub: StubApi) -> None:
+    page.goto(f"{page.url}?data=file-odd")
+    expect(page.locator("#data-file input")).to_have_value(re.compile("^tickets"))
+    page.goto(f"{page.url.partition('?')[0]}?data=file-gone")
+    expect(page.locator("#data-file input")).to_have_value(re.compile("^The bundled handbook"))
+
+
+def test_uploaded_file_is_chosen_and_can_be_deleted(
+    page: Page, stub: StubApi, tmp_path: Path
+) -> None:
+    upload = tmp_path / "new.jsonl"
+    upload.write_text('{"text": "a"}\n')
+    page.set_input_files("input[type=file]", upload)
+    expect(page.locator("#data-file input")).to_have_value(
+        re.compile(r"^new\.jsonl"), timeout=PATIENCE_MS
+    )
+    page.click("#delete-file")
+    expect(page.locator("#delete-question")).to_contain_text("Delete new.jsonl (10 bytes)?")
+    page.click("#keep-file")
+    expect(page.locator("#delete-question")).to_be_hidden()
+    page.click("#delete-file")
+    page.click("#confirm-delete")
+    expect(page.locator("#data-file input")).to_have_value(re.compile("^The bundled handbook"))
+    assert all(file["filename"] != "new.jsonl" for file in stub.files)
+    assert not any("new.jsonl" in option for option in list_options(page))
+
+
+def test_file_that_a_run_needs_is_not_deleted(page: Page, stub: StubApi) -> None:
+    stub.rows.in_use.add("file-handbook")
+    page.click("#delete-file")
+    page.click("#confirm-delete")
+    expect(page.locator(".toast-wrap")).to_contain_text("still needs file")
+    assert any(file["id"] == "file-handbook" for file in stub.files)
+
+
+def test_rows_are_paged_searched_and_opened(page: Page, stub: StubApi) -> None:
+    page.get_by_role("tab", name="All rows").click()
+    rows = page.locator("#file-rows .ts-row")
+    expect(rows).to_have_count(20, timeout=PATIENCE_MS)
+    page.click("#rows-next")
+    expect(rows.first).to_contain_text("What is in room 21?")
+    page.click("#rows-previous")
+    expect(rows.first).to_contain_text("What is in room 1?")
+    page.fill("#row-search textarea, #row-search input", "ROOM 45")
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(1)
+    expect(rows.locator("mark")).to_have_text("room 45")
+    more = rows.locator("details")
+    expect(more).not_to_have_attribute("open", "")
+    rows.locator("summary").focus()
+    page.keyboard.press("Enter")
+    expect(more).to_have_attribute("open", "")
+    choose_file(page, "tickets.csv")
+    expect(rows.first).to_contain_text("On its way.", timeout=PATIENCE_MS)
+    expect(page.locator("#row-search textarea, #row-search input")).to_have_value("")
+
+
+def test_rows_of_a_table_have_number_and_line(page: Page, stub: StubApi) -> None:
+    stub.rows.first_line = 2
+    choose_file(page, "tickets.csv")
+    expect(page.locator("#preview .ts-line")).to_have_text("Row 1 (line 2)", timeout=PATIENCE_MS)
+    page.get_by_role("tab", name="All rows").click()
+    expect(page.locator("#file-rows .ts-line")).to_have_text("Row 1 (line 2)")
+
+
+def test_columns_are_guessed_mapped_and_sent_with_start(page: Page, stub: StubApi) -> None:
+    choose_file(page, "tickets.csv")
+    mapping = page.locator("#column-mapping")
+    expect(mapping).to_contain_text("This is a guess", timeout=PATIENCE_MS)
+    expect(page.locator("#column-0 input")).to_have_value("question")
+    expect(page.locator("#column-1 input")).to_have_value("reply")
+    expect(page.locator("#preview mark.ts-learned").first).to_have_text("On its way.")
+    expect(page.locator("#preview")).to_contain_text("Questions with answers")
+    page.click("#column-0 input")
+    page.get_by_role("option", name="reply").click()
+    swapped = {"columns": {"prompt": "reply", "completion": "reply"}}
+    wait_until(lambda: swapped in stub.previews, 60, "the preview follows the menus")
+    page.click("#column-1 input")
+    page.get_by_role("option", name="question").click()
+    columns = {"prompt": "reply", "completion": "question"}
+    wait_until(lambda: {"columns": columns} in stub.previews, 60, "the preview follows the menus")
+    page.click("#more-settings button")
+    field = page.locator("#setting-columns textarea, #setting-columns input")
+    expect(field).to_have_value(re.compile('"prompt": "reply"'))
+    page.click("#start-button")
+    page.wait_for_url("**/runs?run=*")
+    assert stub.bodies[-1]["training"] == {"columns": columns}
+
+
+def test_columns_of_one_file_are_not_sent_for_another(page: Page, stub: StubApi) -> None:
+    choose_file(page, "tickets.csv")
+    expect(page.locator("#column-mapping")).to_contain_text("This is a guess", timeout=PATIENCE_MS)
+    choose_file(page, "The bundled handbook")
+    expect(page.locator("#column-mapping")).not_to_contain_text(
+        "This is a guess", timeout=PATIENCE_MS
+    )
+    expect(page.locator("#preview")).to_contain_text("base knows")
+    assert stub.previews[-1] == {}
+
+
+def test_lengths_and_faults_are_shown_and_downloaded(page: Page, stub: StubApi) -> None:
+    stub.rows.num_running = 1
+    page.get_by_role("tab", name="Lengths and faults").click()
+    shown = page.locator("#row-statistics")
+    expect(shown).to_contain_text("Reading all rows", timeout=PATIENCE_MS)
+    expect(shown.get_by_role("img")).to_have_attribute(
+        "aria-label", re.compile("4 are longer than the limit of 64"), timeout=PATIENCE_MS
+    )
+    assert shown.locator("rect").count() == len(LENGTHS["counts"])  # type: ignore[arg-type]
+    expect(shown.locator("line.ts-limit")).to_have_count(1)
+    expect(shown.locator(".ts-findings")).to_contain_text("Row 4 (line 5)")
+    with page.expect_download() as download:
+        page.click("#save-faults")
+    assert download.value.suggested_filename == "file-handbook-faults.csv"
+    saved = Path(download.value.path()).read_text()
+    assert saved.splitlines()[1] == "4,5,'completion' is missing"
+    expect(page.locator("#save-duplicates")).to_be_hidden()
