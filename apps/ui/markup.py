@@ -2,7 +2,11 @@
 
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from html import escape
+from typing import Literal
+
+MomentKind = Literal["moment", "clock", "relative"]
 
 STATUS_WORDS = {
     "validating_files": "Checking data",
@@ -14,6 +18,15 @@ STATUS_WORDS = {
     "cancelled": "Cancelled",
 }
 PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"), ("classify", "Classify"))
+
+_UNITS = (
+    ("year", 31_557_600),
+    ("month", 2_629_800),
+    ("week", 604_800),
+    ("day", 86_400),
+    ("h", 3600),
+    ("min", 60),
+)
 
 
 def render_header(current: str) -> str:
@@ -65,11 +78,23 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-def format_moment(timestamp: float) -> str:
-    """Format a Unix time as the server's local date and time."""
-    return time.strftime("%-d %b, %H:%M", time.localtime(timestamp))
+def render_moment(timestamp: float, kind: MomentKind = "moment") -> str:
+    """Render a Unix time: UTC until `page.js` shows it in the browser's zone and locale.
+
+    `moment` is the date, hour and minute, `clock` the time of day, `relative` as in "3 min ago".
+    """
+    moment = datetime.fromtimestamp(timestamp, UTC)
+    shown = f"{moment:%H:%M:%S}" if kind == "clock" else f"{moment.day} {moment:%b %Y, %H:%M}"
+    machine_readable = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f'<time datetime="{machine_readable}" data-moment="{kind}">{shown} UTC</time>'
 
 
-def format_clock(timestamp: float) -> str:
-    """Format a Unix time as the server's local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(timestamp))
+def format_age(timestamp: float) -> str:
+    """Format how long ago a Unix time was, as in '5 min ago', for texts without markup."""
+    age_s = time.time() - timestamp
+    for unit, length_s in _UNITS:
+        if age_s >= length_s:
+            count = int(age_s / length_s)
+            plural = "s" if count > 1 and unit not in ("min", "h") else ""
+            return f"{count} {unit}{plural} ago"
+    return "just now"

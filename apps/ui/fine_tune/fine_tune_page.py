@@ -64,7 +64,7 @@ def _name_model(model: Model) -> str:
 def _name_file(file: File) -> str:
     if file.id == HANDBOOK_FILE_ID:
         return "The bundled handbook"
-    return f"{file.filename} ({markup.format_moment(file.created_at)})"
+    return f"{file.filename} ({markup.format_age(file.created_at)})"
 
 
 class FineTunePage:

@@ -31,7 +31,7 @@ def _render_run_item(job: Job, is_selected: bool) -> str:
         f'<a class="ts-run" href="./runs?run={quote(job.id)}" data-run="{escape(job.id)}"{current}>'
         f'<span class="ts-run-name">{escape(name_job(job))}</span>{markup.render_badge(job.status)}'
         f'<span class="ts-muted">{escape(job.model)} · {escape(name_data(job))}</span>'
-        f'<span class="ts-muted ts-right">{markup.format_moment(job.created_at)}'
+        f'<span class="ts-muted ts-right">{markup.render_moment(job.created_at)}'
         f"{_describe_duration(job)}</span></a>"
     )
 
@@ -43,7 +43,7 @@ def render_run(job: Job, stage: str, merge: Merge | None = None) -> str:
         f'<div class="ts-run-head" data-run="{escape(job.id)}"><h2>{escape(name_job(job))}</h2>'
         f"{markup.render_badge(job.status, 'run-status')}</div>"
         f'<p class="ts-muted">{escape(job.model)} on {escape(name_data(job))} · '
-        f"started {markup.format_moment(job.created_at)}</p>"
+        f"started {markup.render_moment(job.created_at)}</p>"
         f"{error}{_render_progress(job, stage)}{_render_result_link(job)}"
         f"{_render_merged_link(merge)}"
     )
@@ -100,7 +100,7 @@ def _render_merged_link(merge: Merge | None) -> str:
 def render_events(events: Sequence[Event]) -> str:
     """Render the events, newest first, without the metrics of the steps."""
     lines = "".join(
-        f'<li class="ts-{escape(event.level)}"><time>{markup.format_clock(event.created_at)}</time>'
+        f'<li class="ts-{escape(event.level)}">{markup.render_moment(event.created_at, "clock")}'
         f"<span>{escape(event.message)}</span></li>"
         for event in events
         if event.type != "metrics"

@@ -1,5 +1,7 @@
 """Parts of all pages as HTML, with hostile values escaped."""
 
+import time
+
 import pytest
 
 from apps.ui import markup
@@ -19,3 +21,34 @@ def test_hostile_content_is_escaped(html: str) -> None:
 )
 def test_durations_are_formatted(seconds: float, words: str) -> None:
     assert markup.format_duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("moment", "1 Mar 2026, 04:05 UTC"),
+        ("clock", "04:05:09 UTC"),
+        ("relative", "1 Mar 2026, 04:05 UTC"),
+    ],
+)
+def test_moments_name_their_zone(kind: markup.MomentKind, shown: str) -> None:
+    assert markup.render_moment(1772337909.7, kind) == (
+        f'<time datetime="2026-03-01T04:05:09Z" data-moment="{kind}">{shown}</time>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("age_s", "words"),
+    [
+        (-5, "just now"),
+        (59, "just now"),
+        (61, "1 min ago"),
+        (7300, "2 h ago"),
+        (90_000, "1 day ago"),
+        (5 * 86_400, "5 days ago"),
+        (15 * 86_400, "2 weeks ago"),
+        (800 * 86_400, "2 years ago"),
+    ],
+)
+def test_ages_do_not_depend_on_zone(age_s: float, words: str) -> None:
+    assert markup.format_age(time.time() - age_s) == words
