@@ -1,9 +1,9 @@
 """The loss curve as SVG."""
 
 import pytest
+from apps.ui.runs.loss_curve import MAX_POINTS, choose_ticks, downsample, render_loss_curve, smooth
 
 from apps.client.resources import Metrics
-from apps.ui.runs.loss_curve import MAX_POINTS, choose_ticks, downsample, render_loss_curve, smooth
 
 
 def make_metrics(losses: list[float], num_steps: int) -> list[Metrics]:
