@@ -49,6 +49,7 @@ class StubApi:
             *("files.read", "files.write", "jobs.read", "jobs.write", "models.weights"),
             "models.write",
         ]
+        self.deleted_models: list[str] = []
         self.runs = StubRuns(HOSTILE)
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
@@ -173,8 +174,10 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
 
 
 def _add_jobs(app: FastAPI, stub: StubApi) -> None:
-    @app.get("/v1/fine_tuning/defaults")
-    def get_defaults(model: str, task: str = "causal_lm") -> dict[str, Any]:
+    @app.get("/v1/fine_tuning/defaults", response_model=None)
+    def get_defaults(model: str, task: str = "causal_lm") -> Any:
+        if model in stub.deleted_models:
+            return refuse(404, f"no model has the id {model!r}")
         schema: dict[str, Any] = {
             "epochs": {"type": "integer", "description": "Passes over the rows."},
             "learning_rate": {"type": "number", "description": "Peak learning rate."},
@@ -279,7 +282,8 @@ def _add_chat(app: FastAPI, stub: StubApi) -> None:
         for model in models:
             model["aliases"] = ["latest"] if model["id"] == stub.latest else []
         classifier = {"id": "topics", "task": "sequence_classification", "aliases": ["subject"]}
-        return {"object": "list", "data": [*models, classifier]}
+        own = [{"id": name, **model} for name, model in stub.runs.models.items()]
+        return {"object": "list", "data": [*models, classifier, *own]}
 
     @app.post("/v1/classify", response_model=None)
     async def classify(request: Request) -> Any:
