@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.client.client import ApiClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
+from tests.apps.stub_runs import STEPS as STEPS
 from tests.apps.stub_runs import StubRuns, add_run_routes
 
 Result = TypeVar("Result")
