@@ -67,8 +67,7 @@ window.tuneserveRuns = (() => {
       for (const view of VIEWS) this.find(`.ts-view-${view}`).hidden = view !== this.view;
       this.root.dataset.view = this.view;
       this.root.setAttribute("aria-busy", "true");
-      const { matches, log } = { matches: null, log: "" };
-      Object.assign(this, { matches, log });
+      Object.assign(this, { matches: null, log: "" });
       this.find("#log-search").value = "";
       this.showTitle("");
       this.request();
@@ -304,8 +303,10 @@ window.tuneserveRuns = (() => {
         clearTimeout(this.typing);
         this.typing = setTimeout(() => {
           if (target.id === "run-search") this.filter();
-          else if (target.value.trim()) this.request();
-          else this.showLog();
+          else {
+            this.showLog();
+            this.request();
+          }
         }, TYPING_MS);
       });
       this.find("#run-log").addEventListener("toggle", () => {

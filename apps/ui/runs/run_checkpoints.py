@@ -1,14 +1,14 @@
 """The checkpoints of a run as HTML: their losses, and what can be done with each."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from urllib.parse import quote
 
 from apps.client.client import ApiClient
-from apps.client.resources import Job, JobCheckpoint
+from apps.client.resources import Access, Job, JobCheckpoint
 from apps.ui import markup
 from apps.ui.runs.run_markup import WRITE_JOBS
-from apps.ui.runs.run_result import find_trial
+from apps.ui.runs.run_result import READ_WEIGHTS, find_trial, name_archive, render_download
 
 
 async def find_published(client: ApiClient, run_id: str) -> dict[int, str]:
@@ -27,7 +27,7 @@ def render_checkpoints(
     job: Job,
     checkpoints: Sequence[JobCheckpoint],
     published: Mapping[int, str],
-    permissions: Collection[str],
+    access: Access,
 ) -> str:
     """Render the table of checkpoints, newest first; empty without any."""
     if not checkpoints:
@@ -40,7 +40,7 @@ def render_checkpoints(
             one,
             published.get(one.step_number),
             is_best=best is not None and one.metrics.valid_loss == best,
-            may_publish=WRITE_JOBS in permissions,
+            access=access,
         )
         for one in checkpoints
     )
@@ -55,7 +55,7 @@ def render_checkpoints(
 
 
 def _render_row(
-    job: Job, one: JobCheckpoint, model: str | None, *, is_best: bool, may_publish: bool
+    job: Job, one: JobCheckpoint, model: str | None, *, is_best: bool, access: Access
 ) -> str:
     badge = ' <span class="ts-badge ts-succeeded">best</span>' if is_best else ""
     cells = (
@@ -63,13 +63,13 @@ def _render_row(
         _format(one.metrics.train_loss, ".4f"),
         f"{_format(one.metrics.valid_loss, '.4f')}{badge}",
         markup.render_moment(one.created_at, "relative"),
-        _render_uses(job, one, model, may_publish=may_publish),
+        _render_uses(job, one, model, access),
     )
     shown = "".join(f"<td>{cell}</td>" for cell in cells)
     return f'<tr><th scope="row">{one.step_number:,}</th>{shown}</tr>'
 
 
-def _render_uses(job: Job, one: JobCheckpoint, model: str | None, *, may_publish: bool) -> str:
+def _render_uses(job: Job, one: JobCheckpoint, model: str | None, access: Access) -> str:
     page, _, label = find_trial(job)
     word = label.partition(" ")[0]
     name = model or one.fine_tuned_model_checkpoint
@@ -79,8 +79,12 @@ def _render_uses(job: Job, one: JobCheckpoint, model: str | None, *, may_publish
         f'<span class="ts-sr"> with step {one.step_number}</span></a>'
     )
     if model is not None:
-        return f'{link} <span class="ts-muted">published as</span> <code>{escape(model)}</code>'
-    if not may_publish:
+        download = render_download(name_archive(model), "Download", access, READ_WEIGHTS)
+        return (
+            f'{link} {download} <span class="ts-muted">published as</span> '
+            f"<code>{escape(model)}</code>"
+        )
+    if WRITE_JOBS not in access.permissions:
         return link
     return (
         f'{link} <button type="button" class="ts-link" data-publish="{escape(one.id)}" '

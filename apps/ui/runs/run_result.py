@@ -77,29 +77,37 @@ def _render_merged_link(merge: Merge | None) -> str:
     )
 
 
-def _render_downloads(job: Job, access: Access) -> str:
-    """Render how to download the model and the metrics.
+def name_archive(model_id: str) -> str:
+    """Return the address of all files of a model."""
+    return f"/v1/models/{quote(model_id)}/archive?format=zip"
 
-    A browser sends no key to the API with a link, so links are shown only if no key is needed.
+
+def render_download(path: str, label: str, access: Access, permission: str) -> str:
+    """Render a link to the API; empty if the key may not follow it, or if one is needed.
+
+    A browser sends no key to the API with a link.
     """
-    paths = []
-    if READ_WEIGHTS in access.permissions:
-        path = f"/v1/models/{quote(job.fine_tuned_model or '')}/archive?format=zip"
-        paths.append(("Download the model", path))
-    if READ_FILES in access.permissions and job.result_files:
-        path = f"/v1/files/{quote(job.result_files[0])}/content"
-        paths.append(("Download the metrics", path))
-    if not paths:
+    if access.key is not None or permission not in access.permissions:
         return ""
-    links = "".join(
-        f'<a class="ts-link" href="{escape(path)}" download>{label}</a> ' for label, path in paths
-    )
+    return f'<a class="ts-link" href="{escape(path)}" download>{label}</a>'
+
+
+def _render_downloads(job: Job, access: Access) -> str:
+    """Render how to download the model and the metrics: by links and by commands."""
+    found = [("Download the model", name_archive(job.fine_tuned_model or ""), READ_WEIGHTS)]
+    for file_id in job.result_files[:1]:
+        path = f"/v1/files/{quote(file_id)}/content"
+        found.append(("Download the metrics", path, READ_FILES))
+    found = [one for one in found if one[2] in access.permissions]
+    if not found:
+        return ""
+    links = " ".join(render_download(path, label, access, need) for label, path, need in found)
     key = "" if access.key is None else ' -H "authorization: Bearer $KEY"'
     commands = "\n".join(
-        f"curl -OJ{key} '<span data-origin></span>{escape(path)}'" for _, path in paths
+        f"curl -OJ{key} '<span data-origin></span>{escape(path)}'" for _, path, _ in found
     )
     return (
-        f'<p class="ts-result">{links if access.key is None else ""}</p>'
+        f'<p class="ts-result">{links.strip()}</p>'
         f'<details class="ts-commands"><summary>Download from a terminal</summary>'
         f"<pre><code>{commands}</code></pre></details>"
     )

@@ -53,7 +53,7 @@ async def read_run(
         "run": run_markup.render_run(job, stage),
         "run-buttons": run_markup.render_buttons(job, events.events, permissions, merge),
         "run-result": render_result(job, model, access, merge),
-        "run-checkpoints": render_checkpoints(job, checkpoints, models, permissions),
+        "run-checkpoints": render_checkpoints(job, checkpoints, models, access),
         "run-evaluation": render_evaluation(evaluations),
     }
     if not state.serial:  # the settings of a run never change

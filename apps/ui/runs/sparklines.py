@@ -10,6 +10,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from apps.client.client import ApiClient
@@ -20,6 +21,8 @@ MAX_POINTS = 24
 _MAX_KEPT = 2000
 _MIN_AGE_S = 6.0
 _NUM_REQUESTS = 6
+PATIENCE_S = 0.6
+"""How long the list waits for curves: the first time, the metrics of long runs take seconds."""
 
 
 class Sparkline(NamedTuple):
@@ -42,24 +45,36 @@ class Sparklines:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(_NUM_REQUESTS)
 
     async def find(self, client: ApiClient, jobs: Sequence[Job]) -> dict[str, Sparkline]:
-        """Return the sparklines of jobs by their ids, without those that cannot be read now."""
-        slots = asyncio.Semaphore(_NUM_REQUESTS)
+        """Return the sparklines of jobs by their ids, as far as they are read in a short time.
 
-        async def read(job: Job) -> None:
-            async with slots:
-                try:
-                    found = await client.job_outputs.list_metrics(job.id, max_points=MAX_POINTS)
-                except ApiClientError:  # it was deleted, or the next refresh reads it
-                    return
-            line = summarise(found, str(job.training.get("best_metric") or "loss"))
-            self._entries[job.id] = _Entry(line, _read_step(job), job.status, time.monotonic())
+        The others are read in the background, and returned by a later call.
+        """
+        for job in jobs:
+            if job.id not in self._tasks and self._is_outdated(job):
+                task = asyncio.create_task(self._read(client, job))
+                self._tasks[job.id] = task
+                task.add_done_callback(partial(self._forget_task, job.id))
+        if reading := [self._tasks[job.id] for job in jobs if job.id in self._tasks]:
+            await asyncio.wait(reading, timeout=PATIENCE_S)
+        return {job.id: self._entries[job.id].line for job in jobs if job.id in self._entries}
 
-        await asyncio.gather(*(read(job) for job in jobs if self._is_outdated(job)))
+    async def _read(self, client: ApiClient, job: Job) -> None:
+        async with self._slots:
+            try:
+                found = await client.job_outputs.list_metrics(job.id, max_points=MAX_POINTS)
+            except ApiClientError:  # it was deleted, or the next refresh reads it
+                return
+        line = summarise(found, str(job.training.get("best_metric") or "loss"))
+        self._entries[job.id] = _Entry(line, _read_step(job), job.status, time.monotonic())
         while len(self._entries) > _MAX_KEPT:
             self._entries.popitem(last=False)
-        return {job.id: self._entries[job.id].line for job in jobs if job.id in self._entries}
+
+    def _forget_task(self, run_id: str, _: asyncio.Task[None]) -> None:
+        del self._tasks[run_id]
 
     def _is_outdated(self, job: Job) -> bool:
         if not (step := _read_step(job)):

@@ -1,6 +1,6 @@
 """The checkpoints of a run."""
 
-from apps.client.resources import Job, JobCheckpoint, read_resources
+from apps.client.resources import Access, Job, JobCheckpoint, read_resources
 from apps.ui.runs.run_checkpoints import find_published, render_checkpoints
 from tests.apps.stub_api import StubApi, ask
 from tests.apps.stub_runs import make_checkpoint
@@ -10,7 +10,7 @@ JOB = Job(id="ftjob-1", status="running")
 CHECKPOINTS = read_resources(
     JobCheckpoint, [make_checkpoint("ftjob-1", 1200, 1.5), make_checkpoint("ftjob-1", 800, 1.25)]
 )
-MAY_PUBLISH = {"jobs.write"}
+MAY_PUBLISH = Access(key=None, permissions=("jobs.write", "models.weights"))
 
 
 def test_checkpoints_are_shown_with_losses_and_links() -> None:
@@ -27,11 +27,15 @@ def test_checkpoints_are_shown_with_losses_and_links() -> None:
 def test_published_checkpoint_links_to_its_model() -> None:
     html = render_checkpoints(JOB, CHECKPOINTS, {1200: "early"}, MAY_PUBLISH)
     assert 'href="./chat?model=early"' in html
+    assert 'href="/v1/models/early/archive?format=zip" download>' in html
     assert html.count("data-publish") == 1
+    assert html.count("download>") == 1
 
 
 def test_reader_cannot_publish() -> None:
-    assert "data-publish" not in render_checkpoints(JOB, CHECKPOINTS, {}, {"jobs.read"})
+    assert "data-publish" not in render_checkpoints(
+        JOB, CHECKPOINTS, {}, Access(key=None, permissions=("jobs.read",))
+    )
 
 
 def test_checkpoints_of_classifiers_are_tried_on_their_page() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from apps.client.client import ApiClient
 from apps.client.resources import Metrics, read_resources
 from apps.ui.runs.sparklines import Sparkline, Sparklines, draw, summarise
@@ -36,8 +38,7 @@ def test_metrics_of_runs_are_read_once(api: StubApi) -> None:
 
     async def find(client: ApiClient) -> dict[str, Sparkline]:
         jobs = (await client.jobs.list_page(10)).jobs
-        found = await asyncio.gather(*(sparklines.find(client, jobs) for _ in range(1)))
-        return found[0]
+        return await sparklines.find(client, jobs)
 
     first = ask(api, find)
     assert list(first) == ["ftjob-1"]
@@ -48,3 +49,22 @@ def test_metrics_of_runs_are_read_once(api: StubApi) -> None:
     api.jobs["ftjob-1"]["status"] = "running"  # it was resumed
     ask(api, find)
     assert [name for name, _ in api.queries] == ["metrics"]
+
+
+def test_list_does_not_wait_for_slow_metrics(api: StubApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.ui.runs.sparklines.PATIENCE_S", 0.0)
+    api.add_job("ftjob-1", "succeeded", progress={"step": 5})
+
+    async def find(client: ApiClient) -> list[dict[str, Sparkline]]:
+        sparklines = Sparklines()
+        jobs = (await client.jobs.list_page(10)).jobs
+        first = await sparklines.find(client, jobs)
+        async with asyncio.timeout(20):
+            while not (later := await sparklines.find(client, jobs)):
+                await asyncio.sleep(0.01)
+        return [first, later]
+
+    first, later = ask(api, find)
+    assert first == {}
+    assert list(later) == ["ftjob-1"]
+    assert len(api.queries) == 1
