@@ -123,7 +123,7 @@ def _compute(run: RunFolder, spec: TrainingSpec) -> Path | None:
         if run.requested_pause_reason == "shutdown":
             run.events.add("Paused; it resumes when the application starts again")
         else:
-            run.events.add("Paused; start the run again to resume it")
+            run.events.add("Paused; it continues from its checkpoint when it is resumed")
         return None
     if spec.loop is not None:
         _export_loop_model(run, spec)

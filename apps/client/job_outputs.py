@@ -1,8 +1,9 @@
 """Requests for what a job writes: events, metrics, log and checkpoints."""
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from urllib.parse import quote
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
 from apps.client.errors import ConnectionLostError, UnexpectedResponseError
@@ -12,6 +13,7 @@ from apps.client.resources import (
     Event,
     Job,
     JobCheckpoint,
+    LogEnd,
     Metrics,
     read_resource,
     read_resources,
@@ -82,10 +84,17 @@ class JobOutputsClient:
             return await self.list_metrics(job_id)
         return [*known, *new[1 if known else 0 :]]
 
-    async def read_log(self, job_id: str, max_bytes: int) -> str:
-        """Return the last `max_bytes` bytes of the log."""
+    async def read_log_end(self, job_id: str, max_bytes: int) -> LogEnd:
+        """Return the last `max_bytes` bytes of the log, and where they are in it."""
         path = join_path(JOBS_PATH, job_id, "logs")
         request = ApiRequest("GET", path, query={"tail": str(max_bytes)})
+        response = await self._connection.send(request)
+        return LogEnd(_read_offset(response.headers.get("x-log-offset", "")), response.content)
+
+    async def search_log(self, job_id: str, text: str, max_bytes: int) -> str:
+        """Return the last lines of the log with a text, at most `max_bytes` bytes."""
+        path = join_path(JOBS_PATH, job_id, "logs")
+        request = ApiRequest("GET", path, query={"search": text, "tail": str(max_bytes)})
         return (await self._connection.send(request)).text
 
     async def stream_log(
@@ -119,6 +128,14 @@ class JobOutputsClient:
         """List the checkpoints that the job still has, newest first."""
         path = join_path(JOBS_PATH, job_id, "checkpoints")
         return read_resources(JobCheckpoint, await self._connection.read_entries(path))
+
+    async def publish_checkpoint(
+        self, job_id: str, checkpoint_id: str, model_id: str | None = None
+    ) -> Mapping[str, object]:
+        """Start publishing a checkpoint as a model; an event reports when it is published."""
+        path = join_path(JOBS_PATH, job_id, "checkpoints", quote(checkpoint_id, safe=""), "publish")
+        body = {"model": model_id} if model_id else {}
+        return await self._connection.read_object(ApiRequest("POST", path, json=body))
 
     async def _read_job(self, job_id: str) -> Job:
         request = ApiRequest("GET", join_path(JOBS_PATH, job_id))

@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NotRequired, TypedDict
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
-from apps.client.resources import Defaults, Estimate, Job, read_resource, read_resources
+from apps.client.errors import UnexpectedResponseError
+from apps.client.resources import (
+    Defaults,
+    Estimate,
+    Job,
+    JobPage,
+    read_resource,
+    read_resources,
+)
 
 JOBS_PATH = "/v1/fine_tuning/jobs"
 _MAX_PAGE_ENTRIES = 1000
@@ -66,6 +74,18 @@ class JobsClient:
         """List the newest jobs, newest first."""
         query = {"limit": str(min(limit, _MAX_PAGE_ENTRIES))}
         return read_resources(Job, await self._connection.read_entries(JOBS_PATH, query, limit))
+
+    async def list_page(
+        self, limit: int, *, after: str = "", status: str = "", search: str = ""
+    ) -> JobPage:
+        """List one page of jobs, newest first: those after a job, of a status, with a text."""
+        chosen = {"after": after, "status": status, "search": search}
+        query = {"limit": str(limit)} | {name: value for name, value in chosen.items() if value}
+        page = await self._connection.read_object(ApiRequest("GET", JOBS_PATH, query=query))
+        entries = page.get("data")
+        if not isinstance(entries, list):
+            raise UnexpectedResponseError("the body has no list 'data'")
+        return JobPage(read_resources(Job, entries), bool(page.get("has_more")))
 
     async def get(self, job_id: str) -> Job:
         """Return one job."""

@@ -6,7 +6,7 @@ release may talk to an API of another one.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -261,6 +261,13 @@ class JobError(Resource):
     message: str
 
 
+class LogEnd(NamedTuple):
+    """The end of a log, and the offset of its first byte."""
+
+    offset: int
+    content: bytes
+
+
 class Job(Resource):
     """A fine-tuning job, from its request to its model."""
 
@@ -298,6 +305,13 @@ class Job(Resource):
     def is_paused(self) -> bool:
         """Whether the job is paused until it is resumed."""
         return self.status == "paused"
+
+
+class JobPage(NamedTuple):
+    """Some of the jobs, newest first; `has_more` says whether there are older ones."""
+
+    jobs: list[Job]
+    has_more: bool
 
 
 class Event(Resource):
@@ -343,12 +357,15 @@ class CheckpointMetrics(Resource):
 
     train_loss: float | None = None
     valid_loss: float | None = None
+    epoch: float | None = None
+    trained_tokens: float | None = None
 
 
 class JobCheckpoint(Resource):
     """A checkpoint that a job still has."""
 
     id: str
+    created_at: int = 0
     step_number: int = 0
     fine_tuned_model_checkpoint: str = ""
     metrics: CheckpointMetrics = CheckpointMetrics()

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
+from itertools import chain
 
 from apps.errors import not_found
 from apps.fine_tuning.job_responses import describe_event
@@ -104,3 +106,22 @@ def find_log_range(log: RunLog, num_bytes: int, offset: int | None = None) -> Lo
     begin = max(written.begin, written.end - num_bytes)
     head = b"".join(log.read(begin, min(written.end, begin + _MAX_CONTINUATION_BYTES)))
     return LogRange(begin + len(head) - len(head.lstrip(_CONTINUATION_BYTES)), written.end)
+
+
+def search_log(log: RunLog, text: str, num_bytes: int) -> bytes:
+    """Return the last lines of a log with a text, in any case; at most `num_bytes`, whole lines.
+
+    The lines are read one megabyte at a time, and only the result is kept.
+    """
+    begin, end = log.measure()
+    wanted, found, size = text.casefold(), deque[bytes](), 0
+    rest = b""
+    for piece in chain(log.read(begin, end), [b"\n"]):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line and wanted in line.decode(errors="replace").casefold():
+                found.append(line + b"\n")
+                size += len(line) + 1
+        while found and size > num_bytes:
+            size -= len(found.popleft())
+    return b"".join(found)

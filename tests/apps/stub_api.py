@@ -11,16 +11,17 @@ from typing import Annotated, Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, Form, Request, UploadFile
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.client.client import ApiClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
 from tests.apps.stub_rows import StubRows, add_row_routes, find_known
+from tests.apps.stub_runs import STEPS as STEPS
+from tests.apps.stub_runs import StubRuns, add_run_routes
 
 Result = TypeVar("Result")
 HOSTILE = "<img src=x onerror=alert(1)>"
-STEPS = 5
 MAX_CHARACTERS = 1000
 HOLD_TIMEOUT_S = 20
 _PREVIEW = {
@@ -58,8 +59,13 @@ class StubApi:
         self.merges: list[dict[str, Any]] = []  # newest first
         self.are_merges_held = False  # while set, merges do not end
         self.merge_fault = ""  # the error of every merge
-        self.permissions = ["files.write"]
+        self.permissions = [
+            *("files.read", "files.write", "jobs.read", "jobs.write", "models.weights"),
+            "models.write",
+        ]
+        self.deleted_models: list[str] = []
         self.rows = StubRows()
+        self.runs = StubRuns(HOSTILE)
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
         """Add a run to the front of the list, which is newest first."""
@@ -77,6 +83,7 @@ class StubApi:
             "user_provided_suffix": None,
             "error": None,
             "hyperparameters": {"n_epochs": 1},
+            "training": {},
             "progress": None,
             **changes,
         }
@@ -110,6 +117,7 @@ def refuse(status: int, message: str, param: str | None = None) -> JSONResponse:
 
 def build_stub(stub: StubApi) -> FastAPI:
     app = FastAPI()
+    add_run_routes(app, stub, refuse)
     _add_files(app, stub)
     add_row_routes(app, stub.rows, stub.files)
     _add_jobs(app, stub)
@@ -199,8 +207,10 @@ def _find_fault(body: dict[str, Any]) -> JSONResponse | None:
 
 
 def _add_jobs(app: FastAPI, stub: StubApi) -> None:
-    @app.get("/v1/fine_tuning/defaults")
-    def get_defaults(model: str, task: str = "causal_lm") -> dict[str, Any]:
+    @app.get("/v1/fine_tuning/defaults", response_model=None)
+    def get_defaults(model: str, task: str = "causal_lm") -> Any:
+        if model in stub.deleted_models:
+            return refuse(404, f"no model has the id {model!r}")
         schema: dict[str, Any] = {
             "epochs": {
                 "type": "integer",
@@ -310,10 +320,6 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             return fault
         return stub.add_job("ftjob-new", "queued", user_provided_suffix=body.get("suffix"))
 
-    @app.get("/v1/fine_tuning/jobs")
-    def list_jobs(limit: int) -> dict[str, Any]:
-        return {"object": "list", "data": list(stub.jobs.values())[:limit]}
-
     @app.get("/v1/fine_tuning/jobs/{job_id}", response_model=None)
     def get_job(job_id: str) -> Any:
         return stub.jobs.get(job_id) or refuse(404, f"there is no job {job_id!r}")
@@ -336,33 +342,13 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
         end = len(ids) if newer_than is None else ids.index(newer_than)
         return {"object": "list", "data": events[:end][:limit]}
 
-    @app.get("/v1/fine_tuning/jobs/{job_id}/metrics")
-    def list_metrics(request: Request, job_id: str) -> dict[str, Any]:
-        stub.queries.append(("metrics", dict(request.query_params)))
-        progress = stub.jobs[job_id]["progress"] or {}
-        steps, num_steps = progress.get("step", 0), progress.get("num_steps", STEPS)
-        shown = range(0, steps, max(1, -(-steps // int(request.query_params["max_points"]))))
-        data = [{"step": i + 1, "num_steps": num_steps, "loss": 4.0 - i / 10} for i in shown]
-        return {"object": "list", "data": data}
-
     @app.get("/v1/fine_tuning/jobs/{job_id}/evaluations")
     def list_evaluations(request: Request, job_id: str) -> dict[str, Any]:
         stub.queries.append(("evaluations", dict(request.query_params)))
         return {"object": "list", "data": stub.evaluations.get(job_id, [])}
 
-    @app.get("/v1/fine_tuning/jobs/{job_id}/logs")
-    def get_log(request: Request, job_id: str) -> PlainTextResponse:
-        stub.queries.append(("logs", dict(request.query_params)))
-        return PlainTextResponse(f"log of {job_id}: {HOSTILE}")
-
 
 def _add_merges(app: FastAPI, stub: StubApi) -> None:
-    @app.get("/v1/models/{model_id}")
-    def get_model(model_id: str) -> Any:
-        if model_id not in stub.merged:
-            return refuse(404, f"no model has the id {model_id!r}")
-        return {"id": model_id, "object": "model"}
-
     @app.post("/v1/models/{model_id}/merge", status_code=202)
     def merge_model(model_id: str, body: dict[str, str]) -> Any:
         stub.merges.insert(0, _describe_merge(model_id, body["model"], "merging"))
@@ -400,7 +386,8 @@ def _add_chat(app: FastAPI, stub: StubApi) -> None:
         for model in models:
             model["aliases"] = ["latest"] if model["id"] == stub.latest else []
         classifier = {"id": "topics", "task": "sequence_classification", "aliases": ["subject"]}
-        return {"object": "list", "data": [*models, classifier]}
+        own = [{"id": name, **model} for name, model in stub.runs.models.items()]
+        return {"object": "list", "data": [*models, classifier, *own]}
 
     @app.post("/v1/classify", response_model=None)
     async def classify(request: Request) -> Any:

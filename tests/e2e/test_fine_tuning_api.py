@@ -282,7 +282,7 @@ def test_job_is_paused_resumed_and_cancelled(client: openai.OpenAI, active_jobs:
     assert client.fine_tuning.jobs.cancel(third).status == "cancelled"
     wait_until(lambda: has_status(first, "running"), TIMEOUT_S, "the job resumes")
     messages = [event.message for event in client.fine_tuning.jobs.list_events(first, limit=100)]
-    assert "Paused; start the run again to resume it" in messages
+    assert "Paused; it continues from its checkpoint when it is resumed" in messages
     wait_until(
         lambda: any(
             event.message.startswith("Resuming after step")

@@ -97,10 +97,11 @@ def check_loss_curve_grows(page: Page) -> None:
 
 
 def check_other_browser_shows_run(browser: Browser, address: str) -> None:
-    """Check that another browser, without any state, shows the active run."""
+    """Check that another browser, without any state, lists and shows the active run."""
     other = open_context(browser)
     page = other.new_page()
     page.goto(address.partition("?")[0])
+    page.locator("#run-list").get_by_role("link", name="visitor").first.click()
     expect(page.locator("#run-detail h2")).to_have_text("visitor", timeout=PATIENCE_MS)
     wait_until(lambda: count_points(page), 60, "the other browser shows the curve")
     assert page.url == address

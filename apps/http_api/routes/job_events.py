@@ -10,6 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 
 from apps.access.roles import Permission, requires
+from apps.errors import InvalidInputError
 from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.job_responses import describe_event
 from apps.fine_tuning.publishing import list_run_checkpoints, read_checkpoint_step
@@ -23,6 +24,7 @@ from apps.http_api.run_streams import (
     follow_events,
     follow_log,
     has_ended,
+    search_log,
 )
 from serving.openai.protocol import RequestPart, parse_part
 from storage.layout import MAX_ID_CHARACTERS
@@ -32,6 +34,7 @@ from training.run.run_log import RunLog
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}")
 
 _LOG_BYTES = 64_000
+_MAX_SEARCH_CHARACTERS = 200
 _UNBUFFERED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -164,6 +167,15 @@ async def get_log(
     follow: Annotated[
         bool, Query(description="Stream the log while it grows, until the job ends.")
     ] = False,
+    search: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=_MAX_SEARCH_CHARACTERS,
+            description="Only the last lines with this text, in any case, at most 'tail' bytes; "
+            "without 'offset' and 'follow'.",
+        ),
+    ] = None,
 ) -> Response:
     """Return the end of the log as text; `x-log-offset` is the offset of its first byte.
 
@@ -173,6 +185,15 @@ async def get_log(
     """
     run = find_run(services.layout, job_id)
     log = RunLog(run.log_file)
+    if search is not None:
+        if offset is not None or follow:
+            raise InvalidInputError(
+                "'search' is given with 'offset' or 'follow': request either the lines with a "
+                "text, or a part of the log",
+                param="search",
+            )
+        lines = await asyncio.to_thread(search_log, log, search, tail)
+        return Response(lines, media_type="text/plain", headers=_UNBUFFERED)
     begin, end = await asyncio.to_thread(find_log_range, log, tail, offset)
     headers = {**_UNBUFFERED, "x-log-offset": str(begin)}
     if follow:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 
@@ -13,7 +13,12 @@ from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
 from apps.fine_tuning.index.run_lookup import expect_run, find_run
 from apps.fine_tuning.job_requests import FineTuneRequest, merge_changes, parse_fine_tune
-from apps.fine_tuning.job_responses import JobObject, describe_job, describe_unreadable_job
+from apps.fine_tuning.job_responses import (
+    UNREADABLE_STATUS,
+    JobObject,
+    describe_job,
+    describe_unreadable_job,
+)
 from apps.http_api.json_body import JsonBody, OptionalJsonBody
 from apps.http_api.pagination import After, Limit, cut_page, describe_page
 from apps.http_api.routes import ServicesOf, describe_body
@@ -21,6 +26,7 @@ from storage.durable import DamagedFileError
 from storage.layout import read_creation_time
 from storage.versioned_json import NewerFormatError
 from training.run.folder import RunFolder
+from training.run.run_record import RunRecord, RunStatus
 
 router = APIRouter(prefix="/v1/fine_tuning")
 
@@ -32,7 +38,33 @@ _METADATA = {
     "description": "Only jobs with all of these pairs, as in `metadata[team]=ovens`.",
     "schema": {"type": "object", "additionalProperties": {"type": "string"}},
 }
+MAX_SEARCH_CHARACTERS = 200
+JobStatus = Literal[RunStatus, "unreadable"]
 logger = logging.getLogger(__name__)
+
+
+class JobSelection(NamedTuple):
+    """Which jobs are listed: those with all pairs of metadata, the status and the text."""
+
+    metadata: Mapping[str, str]
+    status: JobStatus | None
+    search: str
+    """Empty, or a text in the form of `str.casefold`."""
+
+    def includes(self, record: RunRecord) -> bool:
+        """Return whether a job is listed."""
+        if self.status is not None and record.status != self.status:
+            return False
+        if not self.metadata.items() <= (record.request.get("metadata") or {}).items():
+            return False
+        asked = (record.request.get(name) for name in ("suffix", "model"))
+        texts = (record.id, record.model_id, record.training_filename, *asked)
+        return any(self.search in str(text or "").casefold() for text in texts)
+
+    def includes_unreadable(self) -> bool:
+        """Return whether jobs are listed of which only the id is known."""
+        is_status_right = self.status in (None, UNREADABLE_STATUS)
+        return is_status_right and not self.metadata and not self.search
 
 
 @router.get("/defaults")
@@ -67,22 +99,35 @@ async def estimate_job(services: ServicesOf, body: JsonBody) -> Mapping[str, obj
 @router.get("/jobs", openapi_extra={"parameters": [_METADATA]})
 @requires(Permission.READ_JOBS)
 async def list_jobs(
-    services: ServicesOf, request: Request, limit: Limit = 20, after: After = None
+    services: ServicesOf,
+    request: Request,
+    limit: Limit = 20,
+    after: After = None,
+    status: Annotated[JobStatus | None, Query(description="Only jobs with this status.")] = None,
+    search: Annotated[
+        str,
+        Query(
+            max_length=MAX_SEARCH_CHARACTERS,
+            description="Only jobs with this text, in any case, in their id, suffix, model, new "
+            "model or the name of their file.",
+        ),
+    ] = "",
 ) -> Mapping[str, object]:
     """List jobs, newest first; `metadata[KEY]=VALUE` selects those that have this pair."""
-    return await asyncio.to_thread(_list_jobs, services, _read_metadata(request), limit, after)
+    selection = JobSelection(_read_metadata(request), status, search.casefold())
+    return await asyncio.to_thread(_list_jobs, services, selection, limit, after)
 
 
 def _list_jobs(
-    services: ServicesOf, metadata: dict[str, str], limit: int, after: str | None
+    services: ServicesOf, selection: JobSelection, limit: int, after: str | None
 ) -> Mapping[str, object]:
     found = services.runs.scan()
     listed: list[tuple[int, str, RunFolder | UnreadableRun]] = [
         (record.created_at, record.id, run)
         for run, record in found.runs
-        if metadata.items() <= (record.request.get("metadata") or {}).items()
+        if selection.includes(record)
     ]
-    if not metadata:  # the metadata of an unreadable job is unknown
+    if selection.includes_unreadable():
         for unreadable in found.unreadable:
             run_id = unreadable.run.path.name
             listed.append((read_creation_time(run_id) or 0, run_id, unreadable))

@@ -1,111 +1,131 @@
-"""Runs as HTML: the list of all, and the status and progress of one."""
+"""One run as HTML: its status, progress, buttons and events, and how long it has taken."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
-from urllib.parse import quote
+from itertools import takewhile
 
 from apps.client.resources import Event, Job
 from apps.ui import markup
 from apps.ui.runs.merging import Merge
 
-TRIAL_LINKS = {
-    "causal_lm": ("chat", "chat-with-it", "Chat with it"),
-    "sequence_classification": ("classify", "classify-with-it", "Classify with it"),
-    "image_classification": ("classify", "classify-with-it", "Classify with it"),
-}
-"""By task: the page where its models are tried, and the id and the text of the link to it."""
+CANCEL_PATIENCE_S = 20.0
+WRITE_JOBS = "jobs.write"
 
 
-def render_run_list(jobs: Sequence[Job], selected: str) -> str:
-    """Render all runs as links that select them."""
-    if not jobs:
-        return '<p class="ts-empty">No runs yet. <a href="./">Start a fine-tune</a>.</p>'
-    items = "".join(_render_run_item(job, job.id == selected) for job in jobs)
-    return f'<nav class="ts-runs" aria-label="Runs">{items}</nav>'
-
-
-def _render_run_item(job: Job, is_selected: bool) -> str:
-    current = " aria-current=true" if is_selected else ""
-    return (
-        f'<a class="ts-run" href="./runs?run={quote(job.id)}" data-run="{escape(job.id)}"{current}>'
-        f'<span class="ts-run-name">{escape(name_job(job))}</span>{markup.render_badge(job.status)}'
-        f'<span class="ts-muted">{escape(job.model)} · {escape(name_data(job))}</span>'
-        f'<span class="ts-muted ts-right">{markup.render_moment(job.created_at)}'
-        f"{_describe_duration(job)}</span></a>"
-    )
-
-
-def render_run(job: Job, stage: str, merge: Merge | None = None) -> str:
-    """Render the selected run: name, status, model, data, progress and results."""
+def render_run(job: Job, stage: str) -> str:
+    """Render the status of a run: name, model, data, times and progress."""
     error = markup.render_notice(job.error.message, "error") if job.error else ""
     return (
         f'<div class="ts-run-head" data-run="{escape(job.id)}"><h2>{escape(name_job(job))}</h2>'
         f"{markup.render_badge(job.status, 'run-status')}</div>"
         f'<p class="ts-muted">{escape(job.model)} on {escape(name_data(job))} · '
-        f"started {markup.render_moment(job.created_at)}</p>"
-        f"{error}{_render_progress(job, stage)}{_render_result_link(job)}"
-        f"{_render_merged_link(merge)}"
+        f"{_render_begin(job)}</p>{error}{_render_progress(job, stage)}"
     )
+
+
+def _render_begin(job: Job) -> str:
+    """Render when a run began; one that has not is created, or waits, since a time."""
+    if job.started_at is not None:
+        return f"started {markup.render_moment(job.started_at)}"
+    word = "waiting since" if job.status == "queued" else "created"
+    return f"{word} {markup.render_moment(job.created_at)}"
 
 
 def _render_progress(job: Job, stage: str) -> str:
-    progress = job.progress
-    if progress is None or not progress.step:
-        return f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>'
-    step = progress.step
-    figures = [("Step", f"{step:,} of {progress.num_steps:,}" if progress.num_steps else str(step))]
-    if progress.loss is not None:
-        figures.append(("Loss", f"{progress.loss:.3f}"))
-    if progress.tokens_per_s is not None:
-        figures.append(("Tokens/s", f"{progress.tokens_per_s:,.0f}"))
-    if job.is_active and progress.remaining_s is not None:
-        figures.append(("Time left", markup.format_duration(progress.remaining_s)))
-    has_ended = not job.is_active and not job.is_paused
-    if has_ended:
-        figures.append(("Duration", markup.format_duration(measure_duration(job))))
-    stage_line = "" if has_ended else f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>'
-    if not progress.num_steps:  # a loop of the operator's need not report it
-        return f"{markup.render_figures(figures)}{stage_line}"
-    share = min(1.0, step / progress.num_steps)
+    figures, progress = [], job.progress
+    if progress is not None and progress.step:
+        step = progress.step
+        text = f"{step:,} of {progress.num_steps:,}" if progress.num_steps else f"{step:,}"
+        figures.append(("Step", text))
+        if progress.loss is not None:
+            figures.append(("Loss", f"{progress.loss:.3f}"))
+        if progress.tokens_per_s is not None:
+            figures.append(("Tokens/s", f"{progress.tokens_per_s:,.0f}"))
+        if job.is_active and progress.remaining_s is not None:
+            figures.append(("Time left", markup.format_duration(progress.remaining_s)))
+    cells = markup.render_figures(figures).removesuffix("</dl>") or '<dl class="ts-figures">'
+    if duration := render_duration(job):
+        cells += f"<div><dt>Duration</dt><dd>{duration}</dd></div>"
+    stage_line = "" if job.is_final else f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>'
+    return f"{_render_bar(job)}{cells}</dl>{stage_line}"
+
+
+def _render_bar(job: Job) -> str:
+    """Render the progress bar; empty if the number of steps is unknown, as of an own loop."""
+    share = measure_share(job)
+    if share is None:
+        return ""
     return (
         f'<progress id="run-progress" class="ts-progress ts-{escape(job.status)}" max="1" '
-        f'value="{share:.4f}">{share:.0%}</progress>{markup.render_figures(figures)}{stage_line}'
+        f'value="{share:.4f}" aria-label="Progress">{share:.0%}</progress>'
     )
 
 
-def _render_result_link(job: Job) -> str:
-    """Render the link to the page that tries the model of a job; empty without a model."""
-    if job.status != "succeeded" or not job.fine_tuned_model:
+def measure_share(job: Job) -> float | None:
+    """Return the share of the steps that are done; None if it is unknown."""
+    progress = job.progress
+    if progress is None or not progress.step or not progress.num_steps:
+        return None
+    return min(1.0, progress.step / progress.num_steps)
+
+
+def render_duration(job: Job) -> str:
+    """Render the time from a run's start to its end, or to now; empty before its start.
+
+    Pauses count, so that it never decreases. The script of the page counts up that of a run which
+    has not ended.
+    """
+    if job.started_at is None:
         return ""
-    page, elem_id, label = TRIAL_LINKS.get(str(job.training.get("task")), TRIAL_LINKS["causal_lm"])
-    return (
-        f'<p class="ts-result"><a id="{elem_id}" class="ts-button" '
-        f'href="./{page}?model={quote(job.fine_tuned_model)}">{label}</a>'
-        f"<code>{escape(job.fine_tuned_model)}</code></p>"
+    if job.finished_at is None:
+        return f'<span data-since="{job.started_at}"></span>'
+    return markup.format_duration(max(0, job.finished_at - job.started_at))
+
+
+def render_buttons(
+    job: Job, events: Sequence[Event], permissions: Collection[str], merge: Merge | None
+) -> str:
+    """Render the buttons that change a run, as far as its status and the visitor's key allow."""
+    again = (
+        f'<a id="again-button" class="ts-action" href="./?from={escape(job.id)}">'
+        "Start again with changes</a>"
     )
-
-
-def _render_merged_link(merge: Merge | None) -> str:
-    """Render the link to the chat with a merged model; empty if there is none."""
-    if merge is None or not merge.exists:
+    if WRITE_JOBS not in permissions:
         return ""
+    is_cancelling = job.is_active and has_cancel_request(events)
+    is_pausing = job.status == "running" and is_about_to_pause(events)
+    shown = []
+    if job.is_active:
+        shown.append(_render_button("pause", "Pause", "Pausing…", is_pausing or is_cancelling))
+    if job.resumable and not job.is_active:
+        shown.append(_render_button("resume", "Resume", "Resuming…"))
+    if job.is_active or job.is_paused:
+        shown.append(_render_button("cancel", "Cancel", "Cancelling…", is_cancelling))
+    if merge is not None and not merge.exists:
+        label = "Merge into a complete model"
+        shown.append(_render_button("merge", label, "Merging…", merge.is_running))
+    if job.is_final:
+        shown += [again, _render_button("delete", "Delete", "Deleting…")]
+    return "".join(shown)
+
+
+def _render_button(action: str, label: str, busy: str, is_busy: bool = False) -> str:
+    """Render a button; while the change is made, it shows `busy`."""
+    state = " disabled" if is_busy else ""
+    text = busy if is_busy else label
     return (
-        f'<p class="ts-result"><a id="chat-with-merged" class="ts-button" '
-        f'href="./chat?model={quote(merge.model_id)}">Chat with the merged model</a>'
-        f"<code>{escape(merge.model_id)}</code></p>"
+        f'<button type="button" id="{action}-button" class="ts-action" data-action="{action}" '
+        f'data-busy="{escape(busy)}"{state}>{escape(text)}</button>'
     )
 
 
-def render_events(events: Sequence[Event]) -> str:
-    """Render the events, newest first, without the metrics of the steps."""
-    lines = "".join(
+def render_event(event: Event) -> str:
+    """Render one event."""
+    return (
         f'<li class="ts-{escape(event.level)}">{markup.render_moment(event.created_at, "clock")}'
         f"<span>{escape(event.message)}</span></li>"
-        for event in events
-        if event.type != "metrics"
     )
-    return f'<ol class="ts-events">{lines}</ol>' if lines else '<p class="ts-empty">None yet.</p>'
 
 
 def name_job(job: Job) -> str:
@@ -118,17 +138,26 @@ def name_data(job: Job) -> str:
     return job.training_filename or job.training_file
 
 
-def measure_duration(job: Job) -> float:
-    """Return the seconds from a run's start to its end or to now; 0 if queued or paused.
-
-    A run that ended before it started is measured from its creation.
-    """
+def describe_stage(job: Job, events: Sequence[Event]) -> str:
+    """Describe the current stage of a run in a short text: what it does, or what it waits for."""
+    if job.waiting_for:
+        return f"Waiting: {job.waiting_for}"
     if job.is_paused:
-        return 0.0
-    start = job.started_at or (None if job.is_active else job.created_at)
-    return 0.0 if start is None else max(0.0, (job.finished_at or time.time()) - start)
+        return "Paused; it resumes from its last checkpoint"
+    if job.progress is not None and job.progress.stage:
+        return job.progress.stage
+    messages = (event.message for event in events if event.type != "metrics")
+    return next(messages, markup.STATUS_WORDS.get(job.status, job.status))
 
 
-def _describe_duration(job: Job) -> str:
-    duration = measure_duration(job)
-    return f" · {markup.format_duration(duration)}" if duration >= 1 else ""
+def has_cancel_request(events: Sequence[Event]) -> bool:
+    """Return whether any client requested a cancel recently and the run was not queued since."""
+    earliest = time.time() - CANCEL_PATIENCE_S
+    since = takewhile(lambda event: event.code != "queued", events)
+    return any(event.code == "cancel_requested" and event.created_at >= earliest for event in since)
+
+
+def is_about_to_pause(events: Sequence[Event]) -> bool:
+    """Return whether any client requested a pause and only steps were reported since."""
+    codes = (event.code for event in events if event.type != "metrics")
+    return next(codes, None) in ("pause_requested", "pausing")

@@ -239,6 +239,28 @@ async def test_jobs_are_filtered_by_metadata(client: httpx.AsyncClient, file_id:
     assert none.json()["data"] == []
 
 
+async def test_jobs_are_filtered_by_status_and_text(
+    client: httpx.AsyncClient, file_id: str, layout: StorageLayout
+) -> None:
+    ovens = await create(client, file_id, suffix="Ovens")
+    shop = await create(client, file_id, suffix="shop")
+    find_run(layout, shop["id"]).update_record(status="failed")
+
+    async def ask(**params: str) -> list[str]:
+        listed = (await client.get(JOBS, params=params)).json()["data"]
+        return [job["id"] for job in listed]
+
+    assert await ask(status="failed") == [shop["id"]]
+    assert await ask(status="paused") == []
+    assert await ask(search="oVEN") == [ovens["id"]]
+    assert await ask(search="rows.jsonl") == [shop["id"], ovens["id"]]
+    assert await ask(search="rows.jsonl", after=shop["id"]) == [ovens["id"]]
+    assert await ask(search="ovens", status="failed") == []
+    refused = await client.get(JOBS, params={"status": "done"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "status"
+
+
 async def test_files_are_paged_ordered_and_filtered_by_purpose(
     client: httpx.AsyncClient, services: Services
 ) -> None:
@@ -409,6 +431,20 @@ async def test_log_read_at_any_offset_starts_at_character_boundary(
         assert len(answer.content) <= tail
     run.log_file.write_bytes(log * 2)
     assert (await client.get(url, params={"offset": len(log)})).content == log
+
+
+async def test_log_is_searched_from_its_end(client: httpx.AsyncClient, run: RunFolder) -> None:
+    url = f"{JOBS}/{run.path.name}/logs"
+    lines = [f"step {number}: Brötchen" if number % 3 else "other" for number in range(9)]
+    run.log_file.write_text("\n".join(lines))  # the last line has not ended yet
+    every = [line for line in lines if line != "other"]
+    assert (await client.get(url, params={"search": "BRÖT"})).text.splitlines() == every
+    tail = len(f"{every[-1]}\n{every[-2]}\n".encode())
+    some = await client.get(url, params={"search": "step", "tail": tail + 3})
+    assert some.text.splitlines() == every[-2:]
+    assert (await client.get(url, params={"search": "nowhere"})).text == ""
+    both = await client.get(url, params={"search": "step", "offset": 0})
+    assert both.json()["error"]["param"] == "search"
 
 
 async def test_event_with_line_separators_is_sent_as_one_event(

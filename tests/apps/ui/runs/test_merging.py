@@ -8,7 +8,6 @@ from apps.client import models as client_of_models
 from apps.client.client import ApiClient
 from apps.client.connection import ClientTimeouts
 from apps.client.errors import RequestRefusedError
-from apps.ui.runs import runs_page
 from apps.ui.runs.merging import AdapterMerger, Merge
 from tests.apps.stub_api import StubApi, ask
 from tests.waiting import wait_for
@@ -16,8 +15,11 @@ from tests.waiting import wait_for
 ADAPTER = {"adapter": {"rank": 8, "export": "adapter"}}
 
 
-def _view(api: StubApi, job_id: str) -> runs_page.View:
-    return ask(api, lambda client: runs_page.read_view(client, job_id))
+def _find(api: StubApi, job_id: str) -> Merge | None:
+    async def find(client: ApiClient) -> Merge | None:
+        return await AdapterMerger(client).find(await client.jobs.get(job_id))
+
+    return ask(api, find)
 
 
 def test_only_the_result_of_an_adapter_can_be_merged(api: StubApi) -> None:
@@ -26,14 +28,12 @@ def test_only_the_result_of_an_adapter_can_be_merged(api: StubApi) -> None:
     api.add_job("ftjob-2", "succeeded", fine_tuned_model="b", training=merged)
     api.add_job("ftjob-3", "succeeded", fine_tuned_model="c", training={"adapter": None})
     api.add_job("ftjob-4", "running", training=ADAPTER)
-    views = [_view(api, job_id) for job_id in api.jobs]
-    assert {view.selected: view.merge for view in views} == {
+    assert {job_id: _find(api, job_id) for job_id in api.jobs} == {
         "ftjob-1": Merge("a-merged"),
         "ftjob-2": None,
         "ftjob-3": None,
         "ftjob-4": None,
     }
-    assert all("chat-with-merged" not in view.run for view in views)
 
 
 def test_merge_is_shown_until_it_ends_and_runs_once(api: StubApi) -> None:
@@ -56,8 +56,6 @@ def test_merge_is_shown_until_it_ends_and_runs_once(api: StubApi) -> None:
     assert running == [Merge("a-merged", is_running=True)] * 2
     assert ended == Merge("a-merged", exists=True)
     assert api.merged == ["a-merged"]
-    view = _view(api, "ftjob-1")
-    assert 'id="chat-with-merged" class="ts-button" href="./chat?model=a-merged"' in view.run
 
 
 def test_failed_merge_can_be_tried_again(api: StubApi) -> None:

@@ -1,5 +1,6 @@
 """Runs as HTML, with hostile values escaped."""
 
+import re
 import time
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from apps.client.resources import Event, Job, Progress
 from apps.ui.runs import run_markup
+from apps.ui.runs.merging import Merge
 from tests.apps.ui.hostile import HOSTILE, assert_escaped
 
 
@@ -18,11 +20,11 @@ def make_job(**changes: Any) -> Job:
 
 def test_active_run_shows_progress() -> None:
     progress = Progress(step=3, num_steps=12, loss=1.23456, tokens_per_s=1234.5, remaining_s=75)
-    html = run_markup.render_run(make_job(progress=progress), "Training")
+    html = run_markup.render_run(make_job(progress=progress, started_at=1_700_000_100), "Training")
     for part in ("3 of 12", "1.235", "1,234", "1 min 15 s", 'value="0.2500"', "rows.jsonl"):
         assert part in html
     assert 'id="run-status" class="ts-badge ts-running">Running' in html
-    assert "chat-with-it" not in html
+    assert 'started <time datetime="2023-11-14T22:15:00Z"' in html
 
 
 def test_run_of_a_loop_without_a_number_of_steps_shows_its_figures() -> None:
@@ -33,48 +35,93 @@ def test_run_of_a_loop_without_a_number_of_steps_shows_its_figures() -> None:
     assert "Tokens/s" not in html
 
 
-def test_run_before_first_step_shows_its_stage() -> None:
-    html = run_markup.render_run(make_job(status="queued"), "Starting workers")
-    assert '<p id="run-stage" class="ts-stage">Starting workers</p>' in html
+@pytest.mark.parametrize(
+    ("status", "words"), [("queued", "waiting since <time"), ("validating_files", "created <time")]
+)
+def test_run_that_has_not_started_says_so(status: str, words: str) -> None:
+    html = run_markup.render_run(make_job(status=status), "Waiting: 2 CPUs")
+    assert words in html
+    assert "started" not in html
+    assert '<p id="run-stage" class="ts-stage">Waiting: 2 CPUs</p>' in html
     assert "<progress" not in html
 
 
-def test_succeeded_run_links_to_chat() -> None:
-    job = make_job(status="succeeded", fine_tuned_model="base/tuned 1")
-    assert 'href="./chat?model=base/tuned%201"' in run_markup.render_run(job, "")
+def test_duration_is_from_start_to_end_also_while_paused() -> None:
+    """It may not decrease when a run is paused, resumed, or queued again."""
+    assert run_markup.render_duration(make_job(started_at=100, finished_at=160)) == "1 min"
+    assert run_markup.render_duration(make_job(started_at=160, finished_at=100)) == "0 s"
+    assert run_markup.render_duration(make_job(status="queued")) == ""
+    for status in ("running", "paused", "queued"):
+        html = run_markup.render_duration(make_job(status=status, started_at=100))
+        assert html == '<span data-since="100"></span>'
 
 
-def test_run_list_links_to_each_run_and_marks_selected_run() -> None:
-    jobs = [make_job(id="ftjob-2"), make_job(id="ftjob-1", status="failed")]
-    html = run_markup.render_run_list(jobs, "ftjob-1")
-    assert 'href="./runs?run=ftjob-2"' in html
-    assert 'data-run="ftjob-1" aria-current=true' in html
-    assert html.count("aria-current") == 1
+def list_actions(html: str) -> list[str]:
+    return re.findall(r'id="(\w+)-button"', html)
 
 
-def test_metrics_events_are_not_shown() -> None:
-    events = [
-        Event(id="1", created_at=0, message="Training started"),
-        Event(id="2", created_at=0, message="step 1", type="metrics"),
-    ]
-    html = run_markup.render_events(events)
-    assert "Training started" in html
-    assert "step 1" not in html
+@pytest.mark.parametrize(
+    ("changes", "actions"),
+    [
+        ({"status": "running"}, ["pause", "cancel"]),
+        ({"status": "paused", "resumable": True}, ["resume", "cancel"]),
+        ({"status": "failed", "resumable": True}, ["resume", "again", "delete"]),
+        ({"status": "succeeded"}, ["again", "delete"]),
+    ],
+)
+def test_buttons_are_those_that_the_status_allows(
+    changes: dict[str, Any], actions: list[str]
+) -> None:
+    html = run_markup.render_buttons(make_job(**changes), [], {"jobs.write"}, None)
+    assert list_actions(html) == actions
+    assert run_markup.render_buttons(make_job(**changes), [], {"jobs.read"}, None) == ""
 
 
-def test_duration_ends_with_run() -> None:
-    assert run_markup.measure_duration(make_job(started_at=100, finished_at=160)) == 60
-    assert run_markup.measure_duration(make_job(status="queued")) == 0
-    assert 4 < run_markup.measure_duration(make_job(started_at=int(time.time()) - 5)) < 8
+def test_run_can_be_started_again_with_changes() -> None:
+    job = make_job(id="ftjob-1", status="failed")
+    assert 'href="./?from=ftjob-1"' in run_markup.render_buttons(job, [], {"jobs.write"}, None)
+
+
+def test_adapter_can_be_merged_once() -> None:
+    job = make_job(status="succeeded")
+    merges = (Merge("m"), Merge("m", is_running=True), Merge("m", exists=True), None)
+    shown = [run_markup.render_buttons(job, [], {"jobs.write"}, merge) for merge in merges]
+    assert ["merge-button" in html for html in shown] == [True, True, False, False]
+    assert "disabled>Merging…" in shown[1]
+
+
+def test_requested_cancellation_is_shown_until_it_ends_or_times_out() -> None:
+    asked = Event(id="1", code="cancel_requested", created_at=int(time.time()))
+    late = asked.model_copy(update={"created_at": int(time.time()) - 60})
+    queued = Event(id="2", code="queued", created_at=int(time.time()))
+    assert run_markup.has_cancel_request([asked])
+    assert not run_markup.has_cancel_request([queued, asked])
+    assert not run_markup.has_cancel_request([late])
+    html = run_markup.render_buttons(make_job(), [asked], {"jobs.write"}, None)
+    assert html.count("disabled") == 2
+    assert "Cancelling…</button>" in html
+
+
+def test_requested_pause_is_shown_until_it_is_made() -> None:
+    events = [Event(id="1", code="pause_requested")]
+    html = run_markup.render_buttons(make_job(), events, {"jobs.write"}, None)
+    assert "disabled>Pausing…" in html
+
+
+def test_stage_is_what_a_run_waits_for_or_does() -> None:
+    events = [Event(id="2", type="metrics", message="step"), Event(id="1", message="Saving")]
+    describe = run_markup.describe_stage
+    assert describe(make_job(waiting_for="2 CPUs"), events) == "Waiting: 2 CPUs"
+    assert describe(make_job(status="paused"), events).startswith("Paused; it resumes")
+    assert describe(make_job(), events) == "Saving"
+    assert describe(make_job(), []) == "Running"
 
 
 @pytest.mark.parametrize(
     "html",
     [
-        run_markup.render_events([Event(id="1", created_at=0, level=HOSTILE, message=HOSTILE)]),
-        run_markup.render_run_list(
-            [make_job(id=HOSTILE, model=HOSTILE, training_filename=HOSTILE)], ""
-        ),
+        run_markup.render_event(Event(id="1", created_at=0, level=HOSTILE, message=HOSTILE)),
+        run_markup.render_buttons(make_job(id=HOSTILE, status="failed"), [], {"jobs.write"}, None),
         run_markup.render_run(
             make_job(
                 id=HOSTILE,

@@ -1,0 +1,394 @@
+// The page "Runs": asks for the view that the URL names, and puts the changes into the frame.
+"use strict";
+
+window.tuneserveRuns = (() => {
+  const FIRST_INTERVAL_S = 2;
+  const TYPING_MS = 300;
+  const MAX_COMPARED = 6;
+  const MAX_LOG_CHARACTERS = 400_000;
+  const VIEWS = ["list", "run", "compare"];
+
+  class Page {
+    constructor(element, ask, act) {
+      this.root = element.querySelector(".ts-runs-page");
+      Object.assign(this, { ask, act, applied: 0, interval: FIRST_INTERVAL_S, clock: 0, cursors: [], log: "" });
+      this.html = new Map(); // by the name of its place
+      this.order = new Map(); // the ids of each list
+      this.selected = new Set();
+      this.matches = null;
+      this.curves = tuneserveCurves.followRun(this.find("[data-curves=run]"));
+      this.compared = tuneserveCurves.compare(this.find("[data-curves=compare]"));
+      this.listen();
+      this.readAddress();
+      setInterval(() => this.showDurations(), 1000);
+    }
+
+    find(selector) {
+      return this.root.querySelector(selector);
+    }
+
+    // ---- what is shown, and the address of it
+
+    readAddress() {
+      const query = new URLSearchParams(location.search);
+      const compare = (query.get("compare") ?? "").split(",").filter(Boolean).slice(0, MAX_COMPARED);
+      const run = query.get("run") ?? "";
+      this.view = run ? "run" : compare.length > 1 ? "compare" : "list";
+      Object.assign(this, { run, compare, after: "", cursors: [], status: query.get("state") ?? "" });
+      this.search = query.get("search") ?? "";
+      this.find("#run-search").value = this.search;
+      this.find("#run-state").value = this.status;
+      this.showView();
+    }
+
+    get place() {
+      return this.view === "list" ? "list  " : this.view === "run" ? `run ${this.run} ` : `compare  ${this.compare.join(" ")}`;
+    }
+
+    buildAddress() {
+      const query = new URLSearchParams();
+      if (this.view === "run") query.set("run", this.run);
+      if (this.view === "compare") return `${location.pathname}?compare=${this.compare.map(encodeURIComponent).join(",")}`;
+      if (this.view === "list" && this.status) query.set("state", this.status);
+      if (this.view === "list" && this.search) query.set("search", this.search);
+      const text = query.toString();
+      return location.pathname + (text ? `?${text}` : "");
+    }
+
+    go(view, changes = {}) {
+      Object.assign(this, { view }, changes);
+      history.pushState(null, "", this.buildAddress());
+      this.showView();
+      window.scrollTo(0, 0);
+      this.find(view === "list" ? "#run-search" : `.ts-view-${view} .ts-back`).focus({ preventScroll: true });
+    }
+
+    showView() {
+      for (const view of VIEWS) this.find(`.ts-view-${view}`).hidden = view !== this.view;
+      this.root.dataset.view = this.view;
+      this.root.setAttribute("aria-busy", "true");
+      Object.assign(this, { matches: null, log: "" });
+      this.find("#log-search").value = "";
+      this.showTitle("");
+      this.request();
+    }
+
+    showTitle(name) {
+      document.title = name ? `${name} · Tuneserve` : "Runs · Tuneserve";
+    }
+
+    // ---- requests and messages
+
+    describe() {
+      const { view, run, compare, status, search, after, applied } = this;
+      const has_log = view === "run" && this.find("#run-log").open;
+      return {
+        view, status, search, after, applied, has_log, run: view === "run" ? run : "",
+        compare: view === "compare" ? compare : [], log_search: this.find("#log-search").value.trim(),
+      };
+    }
+
+    request() {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.request(), this.interval * 1000);
+      if (!document.hidden) this.ask(this.describe());
+    }
+
+    receive(message) {
+      if (!message || typeof message !== "object") return;
+      const end = message.additions.end;
+      if (end?.action === "delete" && end.is_done && this.view === "run") this.go("list");
+      if (message.place !== this.place || (message.base && message.base !== this.applied)) {
+        this.applied = 0; // for another view, or one before it was lost: the next message is complete
+        this.request();
+        return;
+      }
+      this.applied = message.serial;
+      this.clock = message.now - Date.now() / 1000;
+      if (!message.base) this.clear(message);
+      this.showParts(message.parts);
+      this.showLists(message);
+      this.showValues(message.values);
+      this.showAdditions(message.additions);
+      if (end) this.renew("run-buttons", "run-result");
+      this.showDurations();
+      this.root.setAttribute("aria-busy", "false");
+    }
+
+    clear({ parts }) {
+      this.html.clear();
+      this.order.clear();
+      for (const place of this.root.querySelectorAll("[data-part]")) {
+        if (!(place.dataset.part in parts)) place.replaceChildren();
+      }
+      for (const list of this.root.querySelectorAll("[data-list]")) list.replaceChildren();
+      this.curves.clear();
+      this.compared.clear();
+      this.log = "";
+      this.showLog();
+    }
+
+    showParts(parts) {
+      for (const [name, html] of Object.entries(parts)) {
+        this.html.set(name, html);
+        const place = this.find(`[data-part="${name}"]`);
+        if (place) this.keepFocus(place, () => { place.innerHTML = html; });
+      }
+      if ("run-settings" in parts) this.filterSettings();
+      for (const origin of this.root.querySelectorAll("[data-origin]")) origin.textContent = location.origin;
+    }
+
+    // A button that waits for its change shows its own text again.
+    renew(...names) {
+      for (const name of names) this.showParts({ [name]: this.html.get(name) ?? "" });
+    }
+
+    keepFocus(place, change) {
+      const focused = place.contains(document.activeElement) ? document.activeElement : null;
+      const { id, dataset, tagName } = focused ?? {};
+      change();
+      if (!focused || place.contains(focused)) return;
+      const same = [...place.querySelectorAll("a, button, input, [tabindex]")].find((one) => (
+        id ? one.id === id : one.tagName === tagName && JSON.stringify(one.dataset) === JSON.stringify(dataset)
+      ));
+      same?.focus({ preventScroll: true });
+    }
+
+    showLists({ parts, lists }) {
+      for (const [name, ids] of Object.entries(lists)) this.order.set(name, ids);
+      for (const [name, ids] of this.order) {
+        const list = this.find(`[data-list="${name}"]`);
+        this.keepFocus(list, () => this.arrange(list, name, ids, parts));
+      }
+      this.showSelection();
+    }
+
+    arrange(list, name, ids, parts) {
+      const nodes = new Map([...list.children].map((node) => [node.dataset.key, node]));
+      let next = list.firstElementChild;
+      for (const id of ids) {
+        let node = nodes.get(id);
+        const html = parts[`${name}/${id}`];
+        if (!node || html !== undefined) {
+          const template = document.createElement("template");
+          template.innerHTML = this.html.get(`${name}/${id}`) ?? "";
+          const made = template.content.firstElementChild;
+          if (!made) continue;
+          made.dataset.key = id;
+          if (node === next && node) next = made;
+          node?.replaceWith(made);
+          node = made;
+        }
+        if (node === next) next = next.nextElementSibling;
+        else list.insertBefore(node, next);
+      }
+      while (next) {
+        const rest = next.nextElementSibling;
+        next.remove();
+        next = rest;
+      }
+    }
+
+    showValues(values) {
+      if ("interval_s" in values) {
+        this.interval = values.interval_s;
+        clearTimeout(this.timer);
+        this.timer = setTimeout(() => this.request(), this.interval * 1000);
+      }
+      if ("title" in values) this.showTitle(values.title);
+      if ("has_more" in values) this.find("#older-runs").hidden = !values.has_more;
+      this.find("#newer-runs").hidden = !this.after;
+      if ("log_matches" in values) {
+        this.matches = values.log_matches;
+        this.showLog();
+      }
+      const curves = Object.entries(values).filter(([name]) => name.startsWith("curve/"));
+      for (const [name, run] of curves) this.compared.set(Number(name.slice(6)), run);
+      if (curves.length) this.compared.update();
+    }
+
+    showAdditions({ curves, log }) {
+      if (curves) this.curves.add(curves);
+      if (!log) return;
+      const isAdded = !log.is_whole && this.log.length < MAX_LOG_CHARACTERS;
+      this.log = log.is_whole ? log.text : this.log + log.text;
+      if (this.log.length > MAX_LOG_CHARACTERS) this.log = this.log.slice(-MAX_LOG_CHARACTERS / 2).replace(/^[^\n]*\n/, "");
+      this.isCut = log.is_cut;
+      this.showLog(isAdded ? log.text : null);
+    }
+
+    showDurations() {
+      const now = Date.now() / 1000 + this.clock;
+      for (const place of this.root.querySelectorAll("[data-since]")) {
+        const total = Math.max(0, Math.floor(now - Number(place.dataset.since)));
+        const [hours, minutes, seconds] = [Math.floor(total / 3600), Math.floor((total % 3600) / 60), total % 60];
+        const text = hours ? `${hours} h ${minutes} min` : minutes ? `${minutes} min ${seconds} s` : `${seconds} s`;
+        if (place.textContent !== text) place.textContent = text;
+      }
+    }
+
+    // ---- the list
+
+    showSelection() {
+      for (const box of this.root.querySelectorAll("[data-select]")) box.checked = this.selected.has(box.dataset.select);
+      const button = this.find("#compare-button");
+      const count = this.selected.size;
+      button.hidden = count < 2;
+      button.textContent = count > MAX_COMPARED ? `Compare at most ${MAX_COMPARED} runs` : `Compare ${count} runs`;
+      button.href = `./runs?compare=${[...this.selected].slice(0, MAX_COMPARED).map(encodeURIComponent).join(",")}`;
+    }
+
+    filter() {
+      Object.assign(this, { search: this.find("#run-search").value.trim(), status: this.find("#run-state").value });
+      Object.assign(this, { after: "", cursors: [] });
+      history.replaceState(null, "", this.buildAddress());
+      this.request();
+    }
+
+    turn(isOlder) {
+      if (isOlder) this.cursors.push(this.after);
+      this.after = isOlder ? this.order.get("runs")?.at(-1) ?? "" : this.cursors.pop() ?? "";
+      this.request();
+      this.find(".ts-table-scroll").scrollIntoView({ block: "nearest" });
+    }
+
+    // ---- settings and log of a run
+
+    filterSettings() {
+      const wanted = this.find("#settings-search")?.value.trim().toLowerCase() ?? "";
+      const isChangedOnly = this.find("#changed-only")?.checked ?? false;
+      for (const table of this.root.querySelectorAll(".ts-settings")) {
+        let isAnyShown = false;
+        for (const row of table.tBodies[0].rows) {
+          row.hidden = !row.dataset.text.includes(wanted) || (isChangedOnly && !("changed" in row.dataset));
+          isAnyShown ||= !row.hidden;
+        }
+        table.hidden = !isAnyShown;
+      }
+    }
+
+    showLog(added = null) {
+      const [text, note] = [this.find("#log-text"), this.find("#log-note")];
+      const wanted = this.find("#log-search").value.trim();
+      if (wanted && this.matches !== null) {
+        const count = this.matches ? this.matches.trimEnd().split("\n").length : 0;
+        note.textContent = count ? `${count} ${count === 1 ? "line" : "lines"}` : "No line has this text.";
+        text.replaceChildren(...mark(this.matches, wanted));
+      } else {
+        note.textContent = this.isCut ? "The end of the log; the search finds older lines." : "";
+        if (added !== null && text.dataset.shown === "log") text.append(added);
+        else text.textContent = this.log;
+      }
+      text.dataset.shown = wanted && this.matches !== null ? "matches" : "log";
+      if (added === null) this.scrolled = 0;
+      if (this.find("#log-follow").checked) text.scrollTop = text.scrollHeight;
+    }
+
+    // ---- what a visitor does
+
+    listen() {
+      this.root.addEventListener("click", (event) => this.click(event));
+      this.root.addEventListener("change", ({ target }) => {
+        if (target.dataset.select) {
+          if (target.checked) this.selected.add(target.dataset.select);
+          else this.selected.delete(target.dataset.select);
+          this.showSelection();
+        }
+        if (target.id === "run-state") this.filter();
+        if (target.id === "log-follow") this.showLog();
+      });
+      this.root.addEventListener("input", ({ target }) => {
+        if (target.id === "settings-search" || target.id === "changed-only") this.filterSettings();
+        if (target.id !== "run-search" && target.id !== "log-search") return;
+        clearTimeout(this.typing);
+        this.typing = setTimeout(() => {
+          if (target.id === "run-search") this.filter();
+          else {
+            this.showLog();
+            this.request();
+          }
+        }, TYPING_MS);
+      });
+      this.find("#run-log").addEventListener("toggle", () => {
+        this.showLog();
+        this.request();
+      });
+      const text = this.find("#log-text");
+      text.addEventListener("scroll", () => {
+        const isAtEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 8;
+        if (isAtEnd || text.scrollTop < this.scrolled) this.find("#log-follow").checked = isAtEnd;
+        this.scrolled = text.scrollTop; // it only decreases if the visitor scrolls up
+      });
+      this.find("#publish-dialog form").addEventListener("submit", () => this.publish());
+      this.find("#delete-dialog form").addEventListener("submit", () => this.change({ action: "delete" }));
+      addEventListener("popstate", () => this.readAddress());
+      document.addEventListener("visibilitychange", () => { if (!document.hidden) this.request(); });
+    }
+
+    click(event) {
+      const { target } = event;
+      const link = target.closest("[data-go]");
+      const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey && event.button === 0;
+      const button = target.closest("button");
+      if (link && isPlain) {
+        event.preventDefault();
+        this.follow(link);
+      } else if (button?.dataset.action === "delete") this.find("#delete-dialog").showModal();
+      else if (button?.dataset.action) this.change({ action: button.dataset.action });
+      else if (button?.dataset.publish) this.choosePublication(button.dataset);
+      else if (button?.hasAttribute("data-close")) target.closest("dialog").close();
+      else if (button?.id === "older-runs" || button?.id === "newer-runs") this.turn(button.id === "older-runs");
+      else if (isPlain && !target.closest("a, button, input, select, label, time")) {
+        const row = target.closest("tr[data-run]");
+        if (row && !String(getSelection())) this.go("run", { run: row.dataset.run });
+      }
+    }
+
+    follow(link) {
+      if (link.dataset.go === "run") this.go("run", { run: link.dataset.run });
+      else if (link.dataset.go === "compare") this.go("compare", { compare: [...this.selected].slice(0, MAX_COMPARED) });
+      else this.go("list");
+    }
+
+    choosePublication({ publish, model }) {
+      this.checkpoint = publish;
+      const name = this.find("#publish-name");
+      name.value = model;
+      this.find("#publish-dialog").showModal();
+      name.select();
+    }
+
+    publish() {
+      const name = this.find("#publish-name").value.trim();
+      this.change({ action: "publish", checkpoint: this.checkpoint, name });
+    }
+
+    change(asked) {
+      for (const button of this.root.querySelectorAll(`[data-action=${asked.action}]`)) {
+        button.disabled = true;
+        button.textContent = button.dataset.busy;
+      }
+      this.act({ ...this.describe(), ...asked });
+    }
+  }
+
+  // Text as nodes, with what was searched for marked.
+  function mark(text, wanted) {
+    const [nodes, lower, part] = [[], text.toLowerCase(), wanted.toLowerCase()];
+    let begin = 0;
+    for (let found = lower.indexOf(part); found >= 0; found = lower.indexOf(part, begin)) {
+      const marked = document.createElement("mark");
+      marked.textContent = text.slice(found, found + part.length);
+      nodes.push(text.slice(begin, found), marked);
+      begin = found + part.length;
+    }
+    return [...nodes, text.slice(begin)];
+  }
+
+  return {
+    start(element, props, watch, ask, act) {
+      const page = new Page(element, ask, act);
+      watch("value", () => page.receive(props.value));
+    },
+  };
+})();

@@ -1,0 +1,57 @@
+"""What the script of the page "Runs" asks for; everything in it comes from a browser."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+MAX_COMPARED = 6
+_MAX_CHARACTERS = 200
+
+Text = Annotated[str, Field(max_length=_MAX_CHARACTERS)]
+View = Literal["list", "run", "compare"]
+ActionName = Literal["pause", "resume", "cancel", "merge", "promote", "publish", "delete"]
+
+
+class ViewRequest(BaseModel):
+    """The view that a tab shows, and the number of the last message that it has applied."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    view: View = "list"
+    run: Text = Field("", description="Id of the run that is shown.")
+    compare: tuple[Text, ...] = Field((), max_length=MAX_COMPARED)
+    status: Text = ""
+    search: Text = ""
+    after: Text = Field("", description="Id of the run before the first one in the list.")
+    has_log: bool = Field(False, description="Whether the log is open.")
+    log_search: Text = ""
+    applied: int = 0
+
+    @property
+    def place(self) -> str:
+        """What is shown, apart from filters: another place starts with an empty view."""
+        return f"{self.view} {self.run} {' '.join(self.compare)}"
+
+
+class ActionRequest(ViewRequest):
+    """A change of a run, and the view to update after it."""
+
+    action: ActionName
+    checkpoint: Text = ""
+    name: Text = Field("", description="Id of the model to publish; empty: the default one.")
+
+
+def read_view_request(data: object) -> ViewRequest:
+    """Parse a request; an invalid one shows the list of all runs."""
+    try:
+        return ViewRequest.model_validate(data)
+    except ValidationError:
+        return ViewRequest()
+
+
+def read_action_request(data: object) -> ActionRequest | None:
+    """Parse the request for a change; None for an invalid one, which our script never sends."""
+    try:
+        return ActionRequest.model_validate(data)
+    except ValidationError:
+        return None

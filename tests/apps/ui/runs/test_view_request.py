@@ -1,0 +1,40 @@
+"""What a browser may ask the page "Runs" for."""
+
+import pytest
+
+from apps.ui.runs.view_request import (
+    MAX_COMPARED,
+    ViewRequest,
+    read_action_request,
+    read_view_request,
+)
+
+
+def test_view_is_read() -> None:
+    asked = read_view_request({"view": "compare", "compare": ["a", "b"], "applied": 3, "other": 1})
+    assert asked == ViewRequest(view="compare", compare=("a", "b"), applied=3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {"view": "admin"},
+        {"run": "x" * 1000},
+        {"run": {"path": "/etc/passwd"}},
+        {"view": "compare", "compare": ["a"] * (MAX_COMPARED + 1)},
+    ],
+)
+def test_invalid_request_shows_the_list(data: object) -> None:
+    assert read_view_request(data) == ViewRequest()
+
+
+@pytest.mark.parametrize("action", [None, "", "drop", "__class__"])
+def test_unknown_action_is_ignored(action: str | None) -> None:
+    assert read_action_request({"view": "run", "run": "ftjob-1", "action": action}) is None
+
+
+def test_filters_do_not_change_the_place() -> None:
+    assert ViewRequest(status="failed").place == ViewRequest(search="x", after="y").place
+    assert ViewRequest(view="run", run="a").place != ViewRequest(view="run", run="b").place

@@ -1,0 +1,476 @@
+"""The page "Runs" in a real browser, against a stub of the HTTP API: no cluster is started."""
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Request, expect
+
+from apps.ui.settings import UiSettings
+from tests.apps.stub_api import HOSTILE, LocalServer, StubApi, build_stub
+from tests.apps.stub_runs import make_checkpoint, make_metrics
+from tests.apps.ui.page_server import serve_page
+from tests.e2e.test_page import browser, count_points, open_context
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+__all__ = ["browser"]
+
+MAX_BYTES_PER_MINUTE = 150_000
+NUM_MEASURED = 12
+TRAINING = {
+    "task": "causal_lm",
+    "epochs": 5,
+    "learning_rate": 0.001,
+    "precision": "bf16",
+    "columns": {},
+    "adapter": None,
+}
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[StubApi]:
+    stub = StubApi()
+    with LocalServer(build_stub(stub)) as stub.url:
+        yield stub
+
+
+@pytest.fixture(scope="module")
+def address(stub: StubApi) -> Iterator[str]:
+    with serve_page(UiSettings(api_url=stub.url)) as url:
+        yield f"{url}/runs"
+
+
+@pytest.fixture
+def page(browser: Browser, stub: StubApi) -> Iterator[Page]:
+    """A tab, and a stub without runs; fails on an error of a script."""
+    stub.jobs.clear()
+    stub.events.clear()
+    stub.runs.__init__(HOSTILE)  # type: ignore[misc]
+    context = open_context(browser)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
+    assert errors == []
+
+
+def add_run(stub: StubApi, run_id: str, status: str, num_steps: int = 0, **changes: Any) -> None:
+    """Add a run named like its id, with the metrics of some steps."""
+    now = int(time.time())
+    times = {"created_at": now - 100, "started_at": now - 90}
+    if status in ("succeeded", "failed", "cancelled"):
+        times["finished_at"] = now - 10
+    if num_steps:
+        stub.runs.metrics[run_id] = make_metrics(num_steps)
+        loss = stub.runs.metrics[run_id][-1]["loss"]
+        changes = {"progress": {"step": num_steps, "num_steps": 100, "loss": loss}, **changes}
+    stub.add_job(
+        run_id, status, **{"training": TRAINING, "user_provided_suffix": run_id, **times, **changes}
+    )
+
+
+def open_view(page: Page, address: str, query: str = "") -> Page:
+    page.goto(f"{address}{query}")
+    expect(page.locator(".ts-runs-page")).to_have_attribute("aria-busy", "false")
+    return page
+
+
+def list_names(page: Page) -> list[str]:
+    return page.locator(".ts-run-table tbody th").all_inner_texts()
+
+
+def find_chart(page: Page, name: str = "loss") -> Locator:
+    return page.locator(f"[data-chart={name}]:visible")
+
+
+def read_number(chart: Locator, name: str) -> float:
+    return float(chart.get_attribute(f"data-{name}") or "nan")
+
+
+def test_list_shows_filters_and_opens_runs(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "first", "succeeded", 30)
+    add_run(stub, "second", "failed", 10)
+    add_run(stub, "third", "running", 20)
+    open_view(page, address)
+    assert list_names(page) == ["third", "second", "first"]
+    row = page.locator("tr", has_text="third")
+    expect(row).to_contain_text("Running")
+    expect(row).to_contain_text("20%")
+    expect(row.locator("svg.ts-spark")).to_be_visible()
+    expect(row.locator("[data-since]")).to_have_text(re.compile("1 min 3"))
+
+    page.select_option("#run-state", "failed")
+    expect(page.locator(".ts-run-table tbody tr")).to_have_count(1)
+    assert page.url.endswith("?state=failed")
+    page.select_option("#run-state", "")
+    page.fill("#run-search", "FIR")
+    expect(page.locator(".ts-run-table tbody tr")).to_have_count(1)
+    assert list_names(page) == ["first"]
+    page.reload()
+    expect(page.locator("#run-search")).to_have_value("FIR")
+    expect(page.locator(".ts-run-table tbody tr")).to_have_count(1)
+
+    page.click("text=first")
+    expect(page.locator("#run-detail h2")).to_have_text("first")
+    assert page.url.endswith("?run=first")
+    expect(page).to_have_title("first · Tuneserve")
+    expect(page.locator("#run-list")).to_be_hidden()
+    page.go_back()
+    expect(page.locator("#run-list")).to_be_visible()
+    assert list_names(page) == ["first"]
+
+
+def test_list_changes_while_it_is_open(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "first", "running", 10)
+    open_view(page, address)
+    page.check("[data-select=first]")
+    page.locator("[data-select=first]").focus()
+    add_run(stub, "second", "queued", started_at=None)
+    stub.jobs["first"]["status"] = "succeeded"
+    expect(page.locator("tr", has_text="first")).to_contain_text("Succeeded")
+    assert list_names(page) == ["second", "first"]
+    expect(page.locator("[data-select=first]")).to_be_checked()
+    expect(page.locator("[data-select=first]")).to_be_focused()
+
+
+def test_older_runs_are_on_further_pages(page: Page, stub: StubApi, address: str) -> None:
+    for number in range(120):
+        add_run(stub, f"run-{number:03d}", "succeeded")
+    open_view(page, address)
+    expect(page.locator("#newer-runs")).to_be_hidden()
+    page.click("#older-runs")
+    expect(page.locator(".ts-run-table tbody th").first).to_have_text("run-069")
+    page.click("#older-runs")
+    expect(page.locator(".ts-run-table tbody tr")).to_have_count(20)
+    expect(page.locator("#older-runs")).to_be_hidden()
+    page.click("#newer-runs")
+    page.click("#newer-runs")
+    expect(page.locator(".ts-run-table tbody th").first).to_have_text("run-119")
+    expect(page.locator("#newer-runs")).to_be_hidden()
+
+
+def test_settings_show_what_differs_and_are_filtered(
+    page: Page, stub: StubApi, address: str
+) -> None:
+    add_run(stub, "mine", "succeeded", 10)
+    open_view(page, address, "?run=mine")
+    settings = page.locator("#run-settings")
+    expect(settings).to_contain_text("1 of 6 differ")
+    rows = settings.locator("tbody tr:visible")
+    expect(rows).to_have_count(6)
+    page.check("#changed-only")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("Epochs")
+    expect(rows).to_contain_text("default 3")
+    page.uncheck("#changed-only")
+    page.fill("#settings-search", "learning_r")
+    expect(rows).to_have_count(1)
+    expect(settings.locator("table:visible")).to_have_count(1)
+
+
+def test_curves_keep_choices_while_steps_are_added(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "running", 60)
+    open_view(page, address, "?run=mine")
+    chart = find_chart(page)
+    expect(chart).to_have_attribute("data-points", "60")
+    assert count_points(page) == 60
+    for name in ("learning_rate", "grad_norm", "tokens_per_s", "peak_memory_bytes"):
+        expect(find_chart(page, name).locator("canvas")).to_be_visible()
+    expect(chart).to_contain_text("Validation loss")
+    expect(chart.locator(".ts-sr")).to_contain_text("Training loss: 60 points, first")
+
+    page.check("#run-curves [data-curve=log]")
+    expect(chart).to_have_attribute("data-scale", "log")
+    page.select_option("#run-curves [data-curve=axis]", "trained_tokens")
+    expect(chart).to_have_attribute("data-axis", "trained_tokens")
+    page.fill("#run-curves [data-curve=smoothing]", "0.5")
+    smoothed = read_number(chart, "smoothed")
+    zoom = drag_over(page, chart)
+    stub.runs.metrics["mine"] = make_metrics(60) + make_metrics(63)[60:]
+    expect(chart).to_have_attribute("data-points", "63")
+    assert chart.get_attribute("data-zoom") == zoom
+    assert chart.get_attribute("data-scale") == "log"
+    assert read_number(chart, "smoothed") != smoothed
+    page.reload()
+    expect(chart).to_have_attribute("data-scale", "log")
+    expect(page.locator("#run-curves [data-curve=smoothing]")).to_have_value("0.5")
+
+
+def drag_over(page: Page, chart: Locator) -> str:
+    """Zoom into the middle of a chart, and return its range."""
+    whole = chart.get_attribute("data-zoom")
+    box = chart.locator(".u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+    page.mouse.up()
+    wait_until(lambda: chart.get_attribute("data-zoom") != whole, 10, "the chart is zoomed")
+    return chart.get_attribute("data-zoom") or ""
+
+
+def test_smoothed_curve_does_not_lag(page: Page, stub: StubApi, address: str) -> None:
+    """The smoothed loss was 3.3 where the loss had fallen to 2.35."""
+    falling = [{**line, "loss": 5 - line["step"] * 0.0265} for line in make_metrics(100)]
+    add_run(stub, "mine", "running", 100)
+    stub.runs.metrics["mine"] = falling
+    open_view(page, address, "?run=mine")
+    chart = find_chart(page)
+    assert read_number(chart, "last") == pytest.approx(2.35)
+    assert read_number(chart, "smoothed") == pytest.approx(2.35, abs=0.01)
+    noisy = page.evaluate(
+        """() => {
+          const xs = Array.from({length: 400}, (_, x) => x);
+          const ys = xs.map((x) => (x % 2 ? 3 : 1));
+          return tuneserveCurves.smooth(xs, ys, 0.95);
+        }"""
+    )
+    assert noisy[0] == 1  # not pulled towards 0
+    assert all(abs(value - 2) < 0.25 for value in noisy[100:])
+
+
+def test_tooltip_and_legend(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "running", 60)
+    open_view(page, address, "?run=mine")
+    chart = find_chart(page)
+    chart.locator(".u-over").hover()
+    expect(chart.locator(".ts-tooltip")).to_contain_text("Step 3")
+    expect(chart.locator(".ts-tooltip")).to_contain_text("Validation loss")
+    entry = chart.get_by_role("button", name="Validation loss")
+    entry.click()
+    expect(entry).to_have_attribute("aria-pressed", "false")
+    chart.locator(".u-over").hover()
+    expect(chart.locator(".ts-tooltip")).not_to_contain_text("Validation loss")
+
+
+def test_checkpoints_are_tried_and_published(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "running", 20)
+    losses = ((20, 1.5), (10, 1.25))
+    stub.runs.checkpoints["mine"] = [make_checkpoint("mine", *one) for one in losses]
+    open_view(page, address, "?run=mine")
+    rows = page.locator(".ts-checkpoints tbody tr")
+    expect(rows.nth(1)).to_contain_text("1.2500 best")
+    expect(rows.nth(0).locator("a")).to_have_attribute("href", "./chat?model=base-tuned-step-20")
+    page.get_by_role("button", name="Publish step 10").click()
+    expect(page.locator("#publish-name")).to_have_value("base-tuned-step-10")
+    page.fill("#publish-name", "early")
+    stub.runs.models["early"] = {"run_id": "mine", "checkpoint_step": 10}
+    page.click("#publish-confirm")
+    expect(rows.nth(1)).to_contain_text("published as early")
+    assert stub.runs.published == [("mine", "mine-step-10", "early")]
+
+
+def test_result_is_promoted_and_downloaded(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned", result_files=["file-m"])
+    open_view(page, address, "?run=mine")
+    expect(page.locator("#run-detail .ts-result code")).to_have_text("tuned")
+    expect(page.locator("#chat-with-it")).to_have_attribute("href", "./chat?model=tuned")
+    link = page.get_by_role("link", name="Download the model")
+    expect(link).to_have_attribute("href", "/v1/models/tuned/archive?format=zip")
+    page.click("text=Download from a terminal")
+    origin = address.removesuffix("/ui/runs")
+    expect(page.locator(".ts-commands")).to_contain_text(f"curl -OJ '{origin}/v1/models/tuned")
+    page.click("#promote-button")
+    expect(page.locator("#run-detail .ts-result .ts-badge")).to_have_text("latest")
+    expect(page.locator("#promote-button")).to_be_hidden()
+    assert stub.latest == "tuned"
+
+
+def test_run_is_paused_resumed_and_cancelled(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "running", 10)
+    open_view(page, address, "?run=mine")
+    status = page.locator("#run-status")
+    page.click("#pause-button")
+    expect(status).to_have_text("Paused")
+    expect(page.locator("#run-detail")).to_contain_text("resumes from its last checkpoint")
+    expect(page.locator("#pause-button")).to_be_hidden()
+    stub.jobs["mine"]["resumable"] = True
+    page.click("#resume-button")
+    expect(status).to_have_text("Waiting")
+    page.click("#cancel-button")
+    expect(status).to_have_text("Cancelled")
+
+
+def test_refused_change_is_reported_and_can_be_repeated(
+    page: Page, stub: StubApi, address: str
+) -> None:
+    add_run(stub, "mine", "failed", 10)
+    open_view(page, address, "?run=mine")
+    job = stub.jobs.pop("mine")
+    page.click("#delete-button")
+    page.click("#delete-confirm")
+    expect(page.locator(".toast-wrap")).to_contain_text("There is no job")
+    expect(page.locator("#runs-notice")).to_contain_text("There is no job")
+    stub.jobs["mine"] = job
+    expect(page.locator("#runs-notice .ts-notice")).to_have_count(0)
+    expect(page.locator("#delete-button")).to_have_text("Delete")
+
+
+def test_run_is_deleted_after_confirmation(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "kept", "failed")
+    add_run(stub, "mine", "failed", 10)
+    open_view(page, address, "?run=mine")
+    again = page.locator("#again-button")
+    expect(again).to_have_attribute("href", "./?from=mine")
+    page.click("#delete-button")
+    page.get_by_role("button", name="Back").click()
+    expect(page.locator("#delete-dialog")).to_be_hidden()
+    assert "mine" in stub.jobs
+    page.click("#delete-button")
+    page.click("#delete-confirm")
+    expect(page.locator("#run-list")).to_be_visible()
+    expect(page.locator(".ts-run-table tbody th")).to_have_text(["kept"])
+    assert "mine" not in stub.jobs
+
+
+def test_log_is_followed_and_searched(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "running", 10)
+    lines = [f"step {number}: loss 1.5" for number in range(500)]
+    stub.runs.logs["mine"] = ("\n".join(lines) + f"\n{HOSTILE}\n").encode()
+    open_view(page, address, "?run=mine")
+    page.click("#run-log summary")
+    log = page.locator("#log-text")
+    expect(log).to_contain_text(HOSTILE)
+    expect(page.locator("#log-follow")).to_be_checked()
+    is_at_end = "e => e.scrollTop + e.clientHeight >= e.scrollHeight - 10"
+    wait_until(lambda: log.evaluate(is_at_end), 10, "the log shows its end")
+    stub.runs.logs["mine"] += b"a new line\n"
+    expect(log).to_contain_text("a new line")
+    assert log.evaluate(is_at_end)
+    log.evaluate("e => { e.scrollTop = 100; }")
+    expect(page.locator("#log-follow")).not_to_be_checked()
+    stub.runs.logs["mine"] += b"another line\n"
+    expect(log).to_contain_text("another line")
+    assert log.evaluate("e => e.scrollTop") == 100
+    page.fill("#log-search", "STEP 4: ")
+    expect(log).to_have_text("step 4: loss 1.5\n")
+    expect(log.locator("mark")).to_have_text("step 4: ")
+    expect(page.locator("#log-note")).to_have_text("1 line")
+    page.fill("#log-search", "")
+    expect(log).to_contain_text("another line")
+
+
+def test_waiting_run_is_not_shown_as_started(page: Page, stub: StubApi, address: str) -> None:
+    reason = "number 2 in the queue"
+    add_run(stub, "mine", "queued", started_at=None, waiting_for=reason)
+    open_view(page, address, "?run=mine")
+    detail = page.locator("#run-detail")
+    expect(detail).to_contain_text("waiting since")
+    expect(page.locator("#run-stage")).to_have_text("Waiting: number 2 in the queue")
+    expect(detail).not_to_contain_text("started")
+    expect(detail.locator("time")).to_have_attribute("datetime", re.compile("Z$"))
+
+
+def test_duration_only_grows(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "running", 10)
+    open_view(page, address, "?run=mine")
+    duration = page.locator("#run-detail [data-since]")
+    expect(duration).to_have_text("1 min 32 s")
+    seen = [read_seconds(duration)]
+    for status in ("paused", "queued", "running"):
+        stub.jobs["mine"]["status"] = status
+        words = {"paused": "Paused", "queued": "Waiting", "running": "Running"}
+        expect(page.locator("#run-status")).to_have_text(words[status], timeout=30_000)
+        seen.append(read_seconds(duration))
+    assert seen == sorted(seen)
+    assert seen[0] >= 90
+
+
+def read_seconds(duration: Locator) -> int:
+    minutes, seconds = re.findall(r"\d+", duration.inner_text())
+    return int(minutes) * 60 + int(seconds)
+
+
+def test_runs_are_compared(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "first", "succeeded", 30)
+    add_run(stub, "second", "running", 20, training={**TRAINING, "epochs": 7})
+    add_run(stub, "third", "succeeded", 20)
+    open_view(page, address)
+    expect(page.locator("#compare-button")).to_be_hidden()
+    page.check("[data-select=first]")
+    page.check("[data-select=second]")
+    expect(page.locator("#compare-button")).to_have_text("Compare 2 runs")
+    page.click("#compare-button")
+    chart = page.locator("#compare-curves [data-chart=loss]")
+    expect(chart.locator("canvas")).to_be_visible()
+    expect(chart.get_by_role("button")).to_have_count(2)
+    settings = page.locator("#compare-settings tbody tr")
+    expect(settings).to_have_count(1)
+    expect(settings.locator("td")).to_have_text(["5", "7"])
+    assert page.url.endswith("?compare=first,second")
+    page.reload()
+    expect(settings.locator("td")).to_have_text(["5", "7"])
+    stub.runs.metrics["second"] = make_metrics(25)
+    expect(page.locator("#compare-figures tr", has_text="Steps").locator("td")).to_have_text(
+        ["30", "25"]
+    )
+    page.locator("#compare-figures").get_by_role("link", name="second").click()
+    expect(page.locator("#run-detail h2")).to_have_text("second")
+
+
+def test_on_a_phone_a_run_is_above_everything(page: Page, stub: StubApi, address: str) -> None:
+    for number in range(60):
+        add_run(stub, f"run-{number}", "succeeded", 10)
+    page.set_viewport_size({"width": 390, "height": 800})
+    open_view(page, address)
+    page.click("text=run-30")
+    detail = page.locator("#run-detail")
+    expect(detail).to_be_in_viewport()
+    expect(page.locator("#run-list")).to_be_hidden()
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 390
+    page.click(".ts-view-run .ts-back")
+    expect(page.locator("#run-list")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_curves_follow_dark_mode(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "succeeded", 30)
+    open_view(page, address, "?run=mine")
+    canvas = find_chart(page).locator("canvas")
+    expect(canvas).to_be_visible()
+    drawn = "e => e.toDataURL()"
+    light = canvas.evaluate(drawn)
+    page.evaluate("document.body.classList.add('dark')")
+    wait_until(lambda: canvas.evaluate(drawn) != light, 10, "the chart has the dark colours")
+
+
+def test_reader_sees_no_buttons_that_change_runs(
+    page: Page, stub: StubApi, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stub, "permissions", ["jobs.read", "models.read"])
+    add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned")
+    stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
+    open_view(page, address, "?run=mine")
+    expect(page.locator("#chat-with-it")).to_be_visible()
+    expect(page.locator(".ts-checkpoints tbody tr")).to_have_count(1)
+    expect(page.locator("[data-action]:visible, [data-publish]:visible")).to_have_count(0)
+
+
+@pytest.mark.parametrize("query", ["", "?run=long"])
+def test_idle_page_causes_little_traffic(
+    page: Page, stub: StubApi, address: str, query: str
+) -> None:
+    for number in range(200):
+        add_run(stub, f"run-{number}", "succeeded", 50)
+    add_run(stub, "long", "running", 100_000)
+    stub.runs.logs["long"] = b"2026-11-26 INFO training.loop: a line of the log\n" * 1_000_000
+    open_view(page, address, query)
+    if query:
+        page.click("#run-log summary")
+        expect(page.locator("#log-text")).to_contain_text("a line of the log")
+    requests: list[Request] = []
+    page.on("requestfinished", requests.append)
+    begin = time.monotonic()
+    while len(requests) < NUM_MEASURED:
+        page.wait_for_event("requestfinished")
+    took_s = time.monotonic() - begin
+    num_bytes = sum(sum(request.sizes().values()) for request in requests)
+    per_minute = num_bytes / took_s * 60
+    print(f"{query or 'list'}: {per_minute / 1000:.0f} KB per minute")
+    assert per_minute < MAX_BYTES_PER_MINUTE
