@@ -4,23 +4,23 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, Form, Request, UploadFile
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.client.client import ApiClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
+from tests.apps.stub_chat import HOSTILE, MAX_CHARACTERS, add_chat, refuse
+
+__all__ = ["HOSTILE", "MAX_CHARACTERS"]
 
 Result = TypeVar("Result")
-HOSTILE = "<img src=x onerror=alert(1)>"
 STEPS = 5
-MAX_CHARACTERS = 1000
-HOLD_TIMEOUT_S = 20
 
 
 class StubApi:
@@ -46,6 +46,12 @@ class StubApi:
         self.are_merges_held = False  # while set, merges do not end
         self.merge_fault = ""  # the error of every merge
         self.permissions = ["files.write"]
+        self.models: list[dict[str, Any]] = []  # in addition to the two that always exist
+        self.busy_models: list[str] = []
+        self.origins: dict[str, dict[str, str]] = {}  # headers of answers, by model
+        self.checkpoints: dict[str, list[dict[str, Any]]] = {}
+        self.contents: dict[str, str] = {}  # of the files that the key may read
+        self.stream_holds: dict[str, threading.Event] = {}  # answers of a model wait for these
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
         """Add a run to the front of the list, which is newest first."""
@@ -89,17 +95,12 @@ def _describe_file(file_id: str, filename: str) -> dict[str, Any]:
     }
 
 
-def refuse(status: int, message: str) -> JSONResponse:
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return JSONResponse({"error": error}, status)
-
-
 def build_stub(stub: StubApi) -> FastAPI:
     app = FastAPI()
     _add_files(app, stub)
     _add_jobs(app, stub)
     _add_merges(app, stub)
-    _add_chat(app, stub)
+    add_chat(app, stub)
     app.add_middleware(_ByteCounter, stub)
     return app
 
@@ -280,64 +281,6 @@ def _add_merges(app: FastAPI, stub: StubApi) -> None:
 def _describe_merge(adapter: str, model_id: str, status: str) -> dict[str, Any]:
     merge = {"id": model_id, "object": "model.merge", "adapter": adapter, "created": 1}
     return {**merge, "status": status, "error": None}
-
-
-def _add_chat(app: FastAPI, stub: StubApi) -> None:
-    @app.get("/v1/models")
-    def list_models() -> dict[str, Any]:
-        if stub.holds:
-            assert stub.holds.pop(0).wait(HOLD_TIMEOUT_S), (
-                "the list of models was not released in time"
-            )
-        tuned = {"id": "base-tuned", "object": "model", "base": False}
-        base = {"id": "base", "object": "model", "base": True, "demonstration": True}
-        models = [{**model, "aliases": []} for model in (tuned, base)]
-        if all(model["id"] != stub.latest for model in models):
-            models.insert(0, {"id": stub.latest, "object": "model", "aliases": []})
-        for model in models:
-            model["aliases"] = ["latest"] if model["id"] == stub.latest else []
-        classifier = {"id": "topics", "task": "sequence_classification", "aliases": ["subject"]}
-        return {"object": "list", "data": [*models, classifier]}
-
-    @app.post("/v1/classify", response_model=None)
-    async def classify(request: Request) -> Any:
-        body = await request.json()
-        stub.bodies.append(body)
-        if body["model"] != "topics":
-            return refuse(404, f"There is no classifier {body['model']!r}")
-        labels = [{"label": HOSTILE, "score": 0.75}, {"label": "cold", "score": 0.25}]
-        return {"object": "list", "data": [{"index": 0, "labels": labels}]}
-
-    @app.post("/v1/chat/completions", response_model=None)
-    async def chat(request: Request) -> Any:
-        body = await request.json()
-        stub.bodies.append(body)
-        question = body["messages"][-1]["content"]
-        if sum(len(message["content"]) for message in body["messages"]) > MAX_CHARACTERS:
-            return refuse(400, "the messages have more tokens than the model's context")
-        if question == "busy":
-            return refuse(429, "all places are taken")
-        model = stub.latest if body["model"] == "latest" else body["model"]
-        if stub.answering_models:
-            model = stub.answering_models.pop(0)
-        pieces = _stream(stub, question, model)
-        headers = {"x-model-id": model}
-        return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
-
-
-async def _stream(stub: StubApi, question: str, model: str) -> AsyncIterator[str]:
-    try:
-        for word in ("", "Hello ", "there ", HOSTILE):
-            chunk = {"model": model, "choices": [{"delta": {"content": word}}]}
-            yield f"data: {json.dumps(chunk)}\n\n"
-        if question == "break":
-            yield 'data: {"error": {"message": "the model was unloaded"}}\n\n'
-            return
-        usage = {"completion_tokens": 3, "prompt_tokens": 5, "total_tokens": 8}
-        yield f"data: {json.dumps({'model': model, 'choices': [], 'usage': usage})}\n\n"
-        yield "data: [DONE]\n\n"
-    finally:
-        stub.closed_streams += 1
 
 
 class LocalServer(uvicorn.Server):

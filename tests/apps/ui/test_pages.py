@@ -6,7 +6,7 @@ from gradio.components import Component
 
 from apps.client.client import ApiClient
 from apps.client.resources import Model
-from apps.ui.chat import chat_page
+from apps.ui.chat.model_menu import ModelMenu, load_menu
 from apps.ui.fine_tune import fine_tune_page
 from apps.ui.fine_tune.setting_fields import build_setting, flatten, flatten_schemas
 from apps.ui.runs import runs_page
@@ -104,21 +104,22 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
 
 
 def test_menus_name_alias_base_model_and_handbook(api: StubApi) -> None:
-    models = ask(api, chat_page.list_chat_models)
-    assert chat_page.list_choices(models) == [
+    menu = ask(api, load_menu)
+    assert menu.list_choices() == [
         ("latest → base-tuned", "latest"),
         ("base-tuned", "base-tuned"),
         ("base (base)", "base"),
     ]
-    assert fine_tune_page.list_model_choices(models)[0] == ("base (base)", "base")
+    assert fine_tune_page.list_model_choices(menu.models)[0] == ("base (base)", "base")
     files = ask(api, lambda client: client.files.list_all())
     assert fine_tune_page.list_file_choices(files)[0] == ("The bundled handbook", "file-handbook")
 
 
 def test_model_is_found_by_alias() -> None:
     model = Model(id="tuned", aliases=("latest",))
-    assert chat_page.find_model([model], "latest") is model
-    assert chat_page.find_model([model], "gone") is None
+    menu = ModelMenu((model,))
+    assert menu.find("latest") is model
+    assert menu.find("gone") is None
 
 
 @pytest.mark.parametrize("num_steps", [100, 100_000])
