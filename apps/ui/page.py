@@ -15,6 +15,7 @@ from apps.middleware.flow_control import ConsumptionReporting
 from apps.ui import markup
 from apps.ui.chat.chat_page import build_chat_page
 from apps.ui.classify import build_classify_page
+from apps.ui.compare.compare_page import build_compare_page
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.protection.access import PageGuard
 from apps.ui.protection.key_check import KeyCheck
@@ -56,6 +57,9 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
     with blocks.route("Chat", "chat"):
         _start_page("chat")
         build_chat_page(client)
+    with blocks.route("Compare", "compare"):
+        _start_page("chat")
+        build_compare_page(client)
     with blocks.route("Classify", "classify"):
         _start_page("classify")
         build_classify_page(client, uploads)

@@ -82,8 +82,16 @@ def _render_result_link(job: Job) -> str:
     return (
         f'<p class="ts-result"><a id="{elem_id}" class="ts-button" '
         f'href="./{page}?model={quote(job.fine_tuned_model)}">{label}</a>'
+        f"{_render_compare_link(job, job.fine_tuned_model) if page == 'chat' else ''}"
         f"<code>{escape(job.fine_tuned_model)}</code></p>"
     )
+
+
+def _render_compare_link(job: Job, tuned: str) -> str:
+    """Render the link that compares the model of a job with the one that it was tuned from."""
+    models = f"{quote(job.model, safe='')},{quote(tuned, safe='')}"
+    label = f"Compare with {escape(job.model)}"
+    return f'<a id="compare-with-base" href="./compare?models={models}">{label}</a>'
 
 
 def _render_merged_link(merge: Merge | None) -> str:
