@@ -1,4 +1,4 @@
-"""The web application: four pages with their own URLs and a common theme."""
+"""The web application: pages with their own URLs and a common theme."""
 
 import warnings
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ SCRIPT = '<script src="page-assets/page.js" defer></script>'
 
 
 def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
-    """Build the four pages; they call the API only when a browser opens them."""
+    """Build the pages; they call the API only when a browser opens them."""
     blocks: gr.Blocks
     with gr.Blocks(
         analytics_enabled=False,

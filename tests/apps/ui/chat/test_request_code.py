@@ -43,10 +43,9 @@ def test_code_sends_the_request(api: StubApi, kind: CodeKind, needs_key: bool) -
     code = write_code(kind, api.url, "base", MESSAGES, SETTINGS, needs_key=needs_key)
     environment = {"PATH": "/usr/bin:/bin", "TUNESERVE_API_KEY": "secret"}
     output = run(kind, code, environment)
-    shown: Any = (
-        json.loads(output)["choices"][0]["message"]["content"] if kind == "curl" else output
-    )
-    assert shown.startswith("Hello there")
+    if kind == "curl":
+        output = json.loads(output)["choices"][0]["message"]["content"]
+    assert output.startswith("Hello there")
     sent = {key: value for key, value in api.bodies[-1].items() if key != "stream"}
     assert sent == BODY
     assert (api.keys[-1] == "Bearer secret") == needs_key
