@@ -7,6 +7,7 @@ import gradio as gr
 from gradio.components import Component
 
 from apps.ui import markup
+from apps.ui.chat.code_panel import CodePanel
 from apps.ui.chat.conversation import Conversation, OpenChat
 from apps.ui.chat.model_menu import ModelMenu
 from apps.ui.chat.sampling_settings import SettingsPanel
@@ -44,7 +45,7 @@ class ChatLayout:
                 self._build_conversation()
             with gr.Column(scale=2, min_width=250, elem_id="chat-side"):
                 self.settings = SettingsPanel(is_open=True)
-                self._build_code()
+                self.program = CodePanel()
 
     def _build_models(self) -> None:
         with gr.Row(elem_id="chat-models", equal_height=False):
@@ -88,23 +89,6 @@ class ChatLayout:
             )
             self.stop = gr.Button("Stop", elem_id="chat-stop", scale=1, min_width=72, visible=False)
             self.clear = gr.Button("Clear", elem_id="chat-clear", scale=1, min_width=72)
-
-    def _build_code(self) -> None:
-        with gr.Accordion("Use it from a program", open=False, elem_id="chat-code") as self.program:
-            self.kind = gr.Radio(
-                ["curl", "Python"],
-                value="curl",
-                show_label=False,
-                container=False,
-                label="Language",
-            )
-            self.code = gr.Textbox(
-                label="The request that gave the last answer",
-                lines=8,
-                max_lines=16,
-                buttons=["copy"],
-                elem_id="chat-code-text",
-            )
 
     def show_buttons(self, *, busy: bool) -> Updates:
         """Return the updates of Send and Stop: Stop replaces Send while an answer is streamed."""

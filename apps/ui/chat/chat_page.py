@@ -191,13 +191,7 @@ def build_chat_page(client: ApiClient) -> None:
     chosen.then(questions.free_buttons, ui.chat, [ui.kept, ui.go_on, *buttons], **QUIET).then(
         page.suggest, [ui.menu, ui.model], ui.history, **RAW
     )
-    gr.on(
-        [ui.program.expand, ui.kind.input],
-        questions.show_code,
-        [ui.chat, ui.kind, *settings.inputs],
-        ui.code,
-        **RAW,
-    )
+    ui.program.listen(ui.chat, settings.inputs)
 
 
 def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]:
@@ -223,7 +217,7 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
             **RAW,
         )
         step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, ui.send, ui.stop], **QUIET).then(
-            page.show_code, [ui.chat, ui.kind, *settings], ui.code, **RAW
+            ui.program.update_code, [ui.chat, ui.program.kind, *settings], ui.program.code, **RAW
         )
         answering.append(step)
     return answering

@@ -39,8 +39,8 @@ class ChatbotMessage(TypedDict):
 class Conversation:
     """The messages so far, and the model that answered.
 
-    It is kept on the server. The history that a browser sends is never read, because Gradio would
-    extract files and components from it.
+    It is kept on the server. A history that a browser sends as the value of a component is never
+    read, because Gradio would extract files and components from it.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -113,6 +113,7 @@ class OpenChat:
 
     conversation: Conversation = Conversation()
     chosen_model: Any = None  # the last choice in the menu, as the browser sent it
+    shows_code: bool = False  # whether the panel with the request is open
     _asked: Question | None = field(default=None, init=False)
     """A question whose answer has not been started."""
     _answered: Conversation | None = field(default=None, init=False)

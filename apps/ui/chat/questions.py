@@ -1,6 +1,6 @@
 """Questions of the page "Chat" and their streamed answers."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from html import escape
@@ -13,6 +13,7 @@ from apps.client.errors import ApiClientError
 from apps.client.resources import Model
 from apps.ui import markup
 from apps.ui.chat.chat_layout import ChatLayout, Updates, show_continue, show_note
+from apps.ui.chat.code_panel import find_request
 from apps.ui.chat.conversation import Conversation, OpenChat, Question, Turn, answer
 from apps.ui.chat.kept_conversation import pack_conversation
 from apps.ui.chat.model_menu import (
@@ -21,17 +22,14 @@ from apps.ui.chat.model_menu import (
     describe_choice,
     list_chat_models,
 )
-from apps.ui.chat.request_code import write_code
 from apps.ui.chat.sampling_settings import check_settings
 from apps.ui.error_messages import describe_error
-from apps.ui.protection.visitor import find_visitor_key
 
 MOVED_NOTE = "{} points to {} now; this is a new conversation."
 BUSY_WARNING = "The previous question is still being answered: wait for the answer, or press Stop."
 CHOSEN_WARNING = "Another model was chosen before the question was sent: send the question again."
 MAX_QUESTION_CHARACTERS = 20_000
 LONG_WARNING = "The question has {:,} characters; expected at most {:,}. Shorten it."
-NOTHING_ASKED = "Ask a question first: the request that gave the last answer is shown here."
 
 
 class QuestionRefusedError(Exception):
@@ -51,20 +49,6 @@ def find_conversation(
         return replace(kept, pointed_id=model.id), ""
     note = MOVED_NOTE.format(name, model.id) if kept.asked_model == name and kept.turns else ""
     return Conversation(asked_model=name, pointed_id=model.id), note
-
-
-def find_request(conversation: Conversation) -> Conversation | None:
-    """Return the part of a conversation that was sent for its last answer; None without one."""
-    for index in range(len(conversation.turns), 0, -1):
-        if conversation.turns[index - 1].role == "user":
-            return conversation.cut(index)
-    return None
-
-
-def find_origin(headers: Mapping[str, str]) -> str:
-    """Return the scheme and host under which a browser reaches the page, and so the API."""
-    origin = headers.get("origin", "")
-    return origin if "://" in origin else f"http://{headers.get('host', '127.0.0.1:8000')}"
 
 
 class QuestionHandlers:
@@ -269,23 +253,6 @@ class QuestionHandlers:
             ui.go_on: show_continue(chat.conversation),
             **self._ui.show_buttons(busy=False),
         }
-
-    async def show_code(self, chat: OpenChat, kind: Any, request: gr.Request, *values: Any) -> str:
-        """Show the request that gave the last answer, with the settings of the panel."""
-        settings, faults = check_settings(values)
-        found = find_request(chat.conversation)
-        if settings is None:
-            return " ".join(faults.values())
-        if found is None:
-            return NOTHING_ASKED
-        return write_code(
-            "Python" if kind == "Python" else "curl",
-            find_origin(request.headers),
-            found.model_id or found.asked_model,
-            settings.add_system(found.to_messages()),
-            settings.sampling,
-            needs_key=find_visitor_key() is not None,
-        )
 
     async def _note(self, moved: str, menu: ModelMenu, name: str) -> Any:
         """Show that an alias has moved, else the note about the model."""
