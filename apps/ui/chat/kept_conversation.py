@@ -15,6 +15,8 @@ from apps.ui.chat.conversation import Conversation, Turn
 MAX_KEPT_BYTES = 50_000
 """As a string in a JSON body: below the limit on calls of the page, with the settings."""
 MAX_KEPT_TURNS = 512
+_NAMES_BYTES = 2_000
+"""For the names of the models, and the keys."""
 STORE_JS = "(text) => { sessionStorage.setItem('tuneserve-chat', text); }"
 RESTORE_JS = "sessionStorage.getItem('tuneserve-chat') || ''"
 
@@ -41,28 +43,29 @@ def pack_conversation(conversation: Conversation) -> str:
 
     The oldest questions are dropped, with their answers, beyond `MAX_KEPT_BYTES`.
     """
-    turns = [
-        _KeptTurn(
-            role="user" if turn.role == "user" else "assistant", text=turn.text, facts=turn.facts
-        )
-        for turn in conversation.turns
-    ]
-    while True:
-        kept = _KeptConversation(
-            turns=turns,
-            asked_model=conversation.asked_model,
-            pointed_id=conversation.pointed_id,
-            model_id=conversation.model_id,
-        )
-        text = kept.model_dump_json(exclude_defaults=True)
-        if (
-            len(turns) <= MAX_KEPT_TURNS
-            and len(json.dumps(text, ensure_ascii=False).encode()) <= MAX_KEPT_BYTES
-        ):
-            return text
-        turns = turns[1:]
-        while turns and turns[0].role != "user":
-            turns = turns[1:]
+    turns: list[_KeptTurn] = []
+    num_left = MAX_KEPT_BYTES - _NAMES_BYTES
+    for turn in reversed(conversation.turns[-MAX_KEPT_TURNS:]):
+        role: Literal["user", "assistant"] = "user" if turn.role == "user" else "assistant"
+        kept_turn = _KeptTurn(role=role, text=turn.text, facts=turn.facts)
+        num_left -= _measure(kept_turn.model_dump_json(exclude_defaults=True)) + 1
+        if num_left < 0:
+            break
+        turns.insert(0, kept_turn)
+    while turns and turns[0].role != "user":
+        del turns[0]
+    kept = _KeptConversation(
+        turns=turns,
+        asked_model=conversation.asked_model,
+        pointed_id=conversation.pointed_id,
+        model_id=conversation.model_id,
+    )
+    return kept.model_dump_json(exclude_defaults=True)
+
+
+def _measure(text: str) -> int:
+    """Return the bytes of a text as a string in a JSON body."""
+    return len(json.dumps(text, ensure_ascii=False).encode())
 
 
 def unpack_conversation(text: Any) -> Conversation:

@@ -43,7 +43,7 @@ class MergedAnswers:
             for name, question in self._questions.items()
         ]
         try:
-            while self._num_open:
+            while self._num_open > 0:
                 newest = self._take_all(await self._steps.get())
                 if newest:
                     yield newest
