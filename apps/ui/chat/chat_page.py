@@ -131,7 +131,8 @@ class _ModelHandlers:
         more = menu.add(found)
         num_new = len(more.checkpoints) - len(menu.checkpoints)
         if num_new:
-            gr.Info(f"{num_new} checkpoints were added to the end of the menu.")
+            added = "1 checkpoint was" if num_new == 1 else f"{num_new} checkpoints were"
+            gr.Info(f"{added} added to the end of the menu.")
         else:
             gr.Info(NO_CHECKPOINTS.format(MAX_RUNS))
         return {self._ui.menu: more, self._ui.model: gr.Dropdown(choices=more.list_choices())}

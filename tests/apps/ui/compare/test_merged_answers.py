@@ -86,7 +86,7 @@ def test_stop_ends_all_streams_at_once(api: StubApi, by_closing: bool) -> None:
         if by_closing:
             await steps.aclose()
         else:
-            merged.stop()
+            asyncio.get_running_loop().call_soon(merged.stop)  # while the next step is awaited
             assert [found async for found in steps] == []
         while api.closed_streams < len(names):
             await asyncio.sleep(0.01)
