@@ -216,9 +216,10 @@ async def answer(client: ApiClient, question: Question) -> AsyncGenerator[Answer
     if first.model is not None:
         conversation = replace(conversation, model_id=first.model)
         notes += describe_other_model(conversation)
-    text = ""
+    text, num_earlier = "", 0
     if question.continues:
-        text = conversation.turns[-1].text
+        begun = conversation.turns[-1]
+        text, num_earlier = begun.text, begun.facts.num_tokens or 0 if begun.facts else 0
         conversation = conversation.cut(len(conversation.turns) - 1)
     note, num_tokens, is_cut = " ".join(notes), None, False
     async with aclosing(pieces):
@@ -235,6 +236,8 @@ async def answer(client: ApiClient, question: Question) -> AsyncGenerator[Answer
                 note = ""
             piece = await anext(pieces, None)
     facts = clock.describe(first, num_tokens, is_cut=is_cut)
+    if num_tokens is not None:
+        facts = facts.model_copy(update={"num_tokens": num_earlier + num_tokens})
     yield AnswerStep(conversation.add(Turn("assistant", text, facts)), "", note)
 
 

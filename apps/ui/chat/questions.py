@@ -51,6 +51,12 @@ def find_conversation(
     return Conversation(asked_model=name, pointed_id=model.id), note
 
 
+def find_question(conversation: Conversation, place: Any) -> int | None:
+    """Return the index of a question as a browser sent it; None if it is not one."""
+    questions = [n for n, turn in enumerate(conversation.turns) if turn.role == "user"]
+    return place if type(place) is int and place in questions else None
+
+
 class QuestionHandlers:
     """The event handlers of questions and answers."""
 
@@ -94,12 +100,10 @@ class QuestionHandlers:
         self, event: gr.EditData, chat: OpenChat, menu: ModelMenu, name: Any, *values: Any
     ) -> Updates:
         """Ask a changed question, and drop all that followed it."""
-        ui, place, text = self._ui, event.index, event.value
-        turns = chat.conversation.turns
-        is_question = type(place) is int and 0 <= place < len(turns) and turns[place].role == "user"
-        if not is_question or not isinstance(text, str) or not text.strip():
-            return {ui.history: chat.conversation.to_chatbot()}
-        return await self._try_ask(text.strip(), int(str(place)), (chat, menu, name), values)
+        place, text = find_question(chat.conversation, event.index), event.value
+        if place is None or not isinstance(text, str) or not text.strip():
+            return {self._ui.history: chat.conversation.to_chatbot()}
+        return await self._try_ask(text.strip(), place, (chat, menu, name), values)
 
     async def _try_ask(
         self,
@@ -140,7 +144,7 @@ class QuestionHandlers:
             ui.note: await self._note(moved, current, name),
             ui.kept: pack_conversation(asked),
             ui.go_on: gr.Button(visible=False),
-            **self._ui.show_buttons(busy=True),
+            **ui.show_buttons(busy=True),
         }
 
     async def _list_models(
@@ -177,7 +181,7 @@ class QuestionHandlers:
         return {
             ui.chat: chat,
             ui.go_on: gr.Button(visible=False),
-            **self._ui.show_buttons(busy=True),
+            **ui.show_buttons(busy=True),
         }
 
     async def respond(self, chat: OpenChat) -> AsyncGenerator[Updates, None]:
@@ -240,18 +244,18 @@ class QuestionHandlers:
             ui.answered_by: "",
             ui.kept: "",
             ui.go_on: gr.Button(visible=False),
-            **self._ui.show_buttons(busy=False),
+            **ui.show_buttons(busy=False),
         }
 
     async def free_buttons(self, chat: OpenChat) -> Updates:
         """Show Send again unless a question is being answered; the browser keeps the answer."""
         ui = self._ui
         if chat.is_busy:
-            return self._ui.show_buttons(busy=True)
+            return ui.show_buttons(busy=True)
         return {
             ui.kept: pack_conversation(chat.conversation),
             ui.go_on: show_continue(chat.conversation),
-            **self._ui.show_buttons(busy=False),
+            **ui.show_buttons(busy=False),
         }
 
     async def _note(self, moved: str, menu: ModelMenu, name: str) -> Any:

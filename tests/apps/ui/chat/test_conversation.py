@@ -166,6 +166,8 @@ def test_cut_answer_is_continued(api: StubApi) -> None:
     assert len(last.turns) == 2
     assert last.turns[-1].text.startswith("Hello there ")
     assert last.find_cut_answer() is None
+    assert last.turns[-1].facts is not None
+    assert last.turns[-1].facts.num_tokens == 3, "of the whole answer"
     assert [message["role"] for message in api.bodies[0]["messages"]] == ["system", "user"]
     assert api.bodies[-1]["messages"][-1] == {"role": "assistant", "content": "Hello "}
 
