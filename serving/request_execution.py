@@ -213,7 +213,10 @@ def _count_answers(request: ValidRequest) -> int:
 async def _encode(request: ValidRequest, encoder: PromptEncoder) -> list[EncodedPrompt]:
     if isinstance(request, ChatCompletionRequest):
         messages = request.to_template_messages()
-        return [EncodedPrompt(await encoder.encode_chat(messages, request.chat_template_kwargs))]
+        ids = await encoder.encode_chat(
+            messages, request.chat_template_kwargs, continues=request.continue_final_message
+        )
+        return [EncodedPrompt(ids)]
     num_characters = sum(len(prompt) for prompt in request.prompt if isinstance(prompt, str))
     return await run_encoding(num_characters, _encode_prompts, request, encoder)
 

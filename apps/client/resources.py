@@ -386,11 +386,16 @@ class TextLabels(Resource):
 
 
 class Piece(BaseModel):
-    """A part of a streamed answer: some text, or the counts at its end."""
+    """A part of a streamed answer: some text, or the counts at its end.
+
+    All parts name the model, and the run and the checkpoint that it was made from, if known.
+    """
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
     text: str = ""
     model: str | None = None
+    run_id: str | None = None
+    checkpoint: str | None = None
     num_tokens: int | None = None
     finish_reason: str | None = None

@@ -26,6 +26,9 @@ class Sampling(NamedTuple):
 
     temperature: float | None = None
     max_tokens: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
 
 
 DEFAULT_SAMPLING = Sampling()
@@ -66,21 +69,25 @@ class TextClient:
         sampling: Sampling = DEFAULT_SAMPLING,
         *,
         wants_usage: bool = False,
+        continues: bool = False,
     ) -> AsyncGenerator[Piece, None]:
         """Stream the answer to a chat; closing the stream early stops the generation.
 
-        With `wants_usage`, the last piece has the number of tokens.
+        With `wants_usage`, the last piece has the number of tokens. With `continues`, the last
+        message is an answer, and its continuation is streamed.
         """
         body = {**_build_body(model, messages, sampling), "stream": True}
         if wants_usage:
             body["stream_options"] = {"include_usage": True}
+        if continues:
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
         request = ApiRequest("POST", _CHAT_PATH, json=body, kind="generation")
         async with self._connection.stream(request) as response:
-            model_id = response.headers.get("x-model-id")
+            origin = _read_origin(response.headers)
             async with aclosing(read_data(response.aiter_bytes())) as events:
                 async for data in events:
                     if data != DONE:
-                        yield _read_piece(data, model_id)
+                        yield _read_piece(data, origin)
 
 
 def _build_body(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
@@ -88,7 +95,16 @@ def _build_body(model: str, messages: Sequence[Message], sampling: Sampling) -> 
     return {"model": model, "messages": list(messages), **settings}
 
 
-def _read_piece(data: bytes, model_id: str | None) -> Piece:
+def _read_origin(headers: Mapping[str, str]) -> Piece:
+    """Return a piece without text that names the model, the run and the checkpoint."""
+    return Piece(
+        model=headers.get("x-model-id"),
+        run_id=headers.get("x-run-id"),
+        checkpoint=headers.get("x-checkpoint"),
+    )
+
+
+def _read_piece(data: bytes, origin: Piece) -> Piece:
     """Parse a chunk, whose fields may be absent; raises `AnswerFailedError` for an error."""
     try:
         chunk = json.loads(data.decode(errors="replace"))
@@ -99,7 +115,9 @@ def _read_piece(data: bytes, model_id: str | None) -> Piece:
         usage = chunk.get("usage") or {}
         return Piece(
             text=(choices[0].get("delta") or {}).get("content") or "",
-            model=model_id or chunk.get("model"),
+            model=origin.model or chunk.get("model"),
+            run_id=origin.run_id,
+            checkpoint=origin.checkpoint,
             num_tokens=usage.get("completion_tokens"),
             finish_reason=choices[0].get("finish_reason"),
         )

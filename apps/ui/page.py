@@ -1,4 +1,4 @@
-"""The web application: four pages with their own URLs and a common theme."""
+"""The web application: pages with their own URLs and a common theme."""
 
 import warnings
 from collections.abc import AsyncIterator
@@ -16,6 +16,7 @@ from apps.middleware.flow_control import ConsumptionReporting
 from apps.ui import markup
 from apps.ui.chat.chat_page import build_chat_page
 from apps.ui.classify import build_classify_page
+from apps.ui.compare.compare_page import build_compare_page
 from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.frame.api_reference import render_reference
@@ -41,7 +42,7 @@ TEXTS = {"common.complete": "Done"}
 
 
 def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
-    """Build the four pages; they call the API only when a browser opens them."""
+    """Build the pages; they call the API only when a browser opens them."""
     blocks: gr.Blocks
     with gr.Blocks(
         analytics_enabled=False,
@@ -56,6 +57,9 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
     with blocks.route("Chat", "chat"):
         _start_page("chat")
         build_chat_page(client)
+    with blocks.route("Compare", "compare"):
+        _start_page("chat")
+        build_compare_page(client)
     with blocks.route("Classify", "classify"):
         _start_page("classify")
         build_classify_page(client, uploads)

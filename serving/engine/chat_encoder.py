@@ -64,8 +64,13 @@ class ChatEncoder:
         self,
         messages: Sequence[Mapping[str, Any]],
         template_arguments: Mapping[str, TemplateValue] | None = None,
+        *,
+        continues: bool = False,
     ) -> list[int]:
         """Return the tokens of a conversation, including the generation prompt.
+
+        With `continues`, the last message is the beginning of an answer: its text follows the
+        generation prompt, as when the model generated it.
 
         Reasoning of earlier turns is put where the template reads it, as in training. Control
         tokens in the messages are encoded as plain text. Raises `InvalidRequestError` if the model
@@ -75,16 +80,17 @@ class ChatEncoder:
         """
         template = self._choose_template()
         try:
-            chat = await asyncio.to_thread(self._protect, messages, template)
+            chat = await asyncio.to_thread(self._protect, messages, template, continues=continues)
             job = RenderJob(
-                messages=chat.messages,
+                messages=chat.messages[:-1] if continues else chat.messages,
                 tools=None,
                 template=self._templates.texts.index(template),
                 add_generation_prompt=True,
                 with_blocks=False,
                 variables=template_arguments or {},
             )
-            text = (await self._renderer.render(job)).text
+            begun = chat.messages[-1]["content"] if continues else ""
+            text = (await self._renderer.render(job)).text + begun
             _check_text(text)
             (encoded,) = await run_encoding(
                 len(text), self._literal_text.encode, [text], [chat.literals], template
@@ -114,8 +120,12 @@ class ChatEncoder:
             ) from exc
         return encoded.ids
 
-    def _protect(self, messages: Sequence[Mapping[str, Any]], template: str) -> "ProtectedChat":
+    def _protect(
+        self, messages: Sequence[Mapping[str, Any]], template: str, *, continues: bool
+    ) -> "ProtectedChat":
         arranged = [arrange_reasoning(message, template) for message in messages]
+        if continues:
+            arranged[-1] = dict(messages[-1])
         return self._literal_text.protect_chat(arranged, None, template)
 
     def _choose_template(self) -> str:

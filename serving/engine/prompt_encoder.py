@@ -29,12 +29,15 @@ class PromptEncoder:
         self,
         messages: Sequence[Mapping[str, str]],
         template_arguments: Mapping[str, TemplateValue] | None = None,
+        *,
+        continues: bool = False,
     ) -> list[int]:
         """Encode a conversation with the model's chat template, including the generation prompt.
 
-        Raises the errors of `ChatEncoder.encode`.
+        With `continues`, the last message is the beginning of the answer. Raises the errors of
+        `ChatEncoder.encode`.
         """
-        return await self._chats.encode(messages, template_arguments)
+        return await self._chats.encode(messages, template_arguments, continues=continues)
 
     def encode_text(self, text: str) -> list[int]:
         """Encode a text with the tokenizer's defaults, including special tokens.

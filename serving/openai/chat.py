@@ -177,6 +177,17 @@ class ChatCompletionRequest(GenerationRequest):
         "not in OpenAI's API, but in vLLM's.",
     )
 
+    continue_final_message: bool = Field(
+        default=False,
+        description="Continue the last message, the beginning of an assistant's answer, instead of "
+        "answering it; only the continuation is returned. Needs `add_generation_prompt: false`. "
+        "Not in OpenAI's API, but in vLLM's.",
+    )
+    add_generation_prompt: bool = Field(
+        default=True,
+        description="false only together with `continue_final_message`, as in vLLM's API.",
+    )
+
     @classmethod
     def list_neutral_values(cls) -> Neutral:
         """List the unsupported fields of OpenAI's chat completions and their accepted values."""
@@ -192,6 +203,7 @@ class ChatCompletionRequest(GenerationRequest):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only allowed together with logprobs: true")
+        self._check_continuation()
         num_characters = sum(
             len(message.content) + len(message.reasoning_content or "") for message in self.messages
         )
@@ -201,6 +213,21 @@ class ChatCompletionRequest(GenerationRequest):
                 f"{num_characters}"
             )
         return self
+
+    def _check_continuation(self) -> None:
+        if self.continue_final_message == self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message: true and add_generation_prompt: false are only allowed "
+                "together"
+            )
+        last = self.messages[-1]
+        is_begun = last.role == "assistant" and last.content and not last.reasoning_content
+        if self.continue_final_message and not is_begun:
+            raise ValueError(
+                "continue_final_message needs a last message of the assistant with content and "
+                f"without reasoning_content, found one of the role {last.role!r} with "
+                f"{len(last.content)} characters"
+            )
 
     @property
     def max_new_tokens(self) -> int | None:

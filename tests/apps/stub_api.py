@@ -5,25 +5,25 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, Form, Request, UploadFile
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.client.client import ApiClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
+from tests.apps.stub_chat import HOSTILE, MAX_CHARACTERS, add_chat, refuse
 from tests.apps.stub_rows import StubRows, add_row_routes, find_known
 from tests.apps.stub_runs import STEPS as STEPS
 from tests.apps.stub_runs import StubRuns, add_run_routes
 
+__all__ = ["HOSTILE", "MAX_CHARACTERS"]
+
 Result = TypeVar("Result")
-HOSTILE = "<img src=x onerror=alert(1)>"
-MAX_CHARACTERS = 1000
-HOLD_TIMEOUT_S = 20
 _PREVIEW = {
     "object": "file.preview",
     "format": "chat",
@@ -66,6 +66,11 @@ class StubApi:
         self.deleted_models: list[str] = []
         self.rows = StubRows()
         self.runs = StubRuns(HOSTILE)
+        self.models: list[dict[str, Any]] = []  # in addition to the two that always exist
+        self.busy_models: list[str] = []
+        self.origins: dict[str, dict[str, str]] = {}  # headers of answers, by model
+        self.contents: dict[str, str] = {}  # of the files that the key may read
+        self.stream_holds: dict[str, threading.Event] = {}  # answers of a model wait for these
 
     def add_job(self, job_id: str, status: str, **changes: Any) -> dict[str, Any]:
         """Add a run to the front of the list, which is newest first."""
@@ -110,11 +115,6 @@ def _describe_file(file_id: str, filename: str) -> dict[str, Any]:
     }
 
 
-def refuse(status: int, message: str, param: str | None = None) -> JSONResponse:
-    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
-    return JSONResponse({"error": error}, status)
-
-
 def build_stub(stub: StubApi) -> FastAPI:
     app = FastAPI()
     add_run_routes(app, stub, refuse)
@@ -122,7 +122,7 @@ def build_stub(stub: StubApi) -> FastAPI:
     add_row_routes(app, stub.rows, stub.files)
     _add_jobs(app, stub)
     _add_merges(app, stub)
-    _add_chat(app, stub)
+    add_chat(app, stub)
     app.add_middleware(_ByteCounter, stub)
     return app
 
@@ -369,65 +369,6 @@ def _add_merges(app: FastAPI, stub: StubApi) -> None:
 def _describe_merge(adapter: str, model_id: str, status: str) -> dict[str, Any]:
     merge = {"id": model_id, "object": "model.merge", "adapter": adapter, "created": 1}
     return {**merge, "status": status, "error": None}
-
-
-def _add_chat(app: FastAPI, stub: StubApi) -> None:
-    @app.get("/v1/models")
-    def list_models() -> dict[str, Any]:
-        if stub.holds:
-            assert stub.holds.pop(0).wait(HOLD_TIMEOUT_S), (
-                "the list of models was not released in time"
-            )
-        tuned = {"id": "base-tuned", "object": "model", "base": False}
-        base = {"id": "base", "object": "model", "base": True, "demonstration": True}
-        models = [{**model, "aliases": []} for model in (tuned, base)]
-        if all(model["id"] != stub.latest for model in models):
-            models.insert(0, {"id": stub.latest, "object": "model", "aliases": []})
-        for model in models:
-            model["aliases"] = ["latest"] if model["id"] == stub.latest else []
-        classifier = {"id": "topics", "task": "sequence_classification", "aliases": ["subject"]}
-        own = [{"id": name, **model} for name, model in stub.runs.models.items()]
-        return {"object": "list", "data": [*models, classifier, *own]}
-
-    @app.post("/v1/classify", response_model=None)
-    async def classify(request: Request) -> Any:
-        body = await request.json()
-        stub.bodies.append(body)
-        if body["model"] != "topics":
-            return refuse(404, f"There is no classifier {body['model']!r}")
-        labels = [{"label": HOSTILE, "score": 0.75}, {"label": "cold", "score": 0.25}]
-        return {"object": "list", "data": [{"index": 0, "labels": labels}]}
-
-    @app.post("/v1/chat/completions", response_model=None)
-    async def chat(request: Request) -> Any:
-        body = await request.json()
-        stub.bodies.append(body)
-        question = body["messages"][-1]["content"]
-        if sum(len(message["content"]) for message in body["messages"]) > MAX_CHARACTERS:
-            return refuse(400, "the messages have more tokens than the model's context")
-        if question == "busy":
-            return refuse(429, "all places are taken")
-        model = stub.latest if body["model"] == "latest" else body["model"]
-        if stub.answering_models:
-            model = stub.answering_models.pop(0)
-        pieces = _stream(stub, question, model)
-        headers = {"x-model-id": model}
-        return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
-
-
-async def _stream(stub: StubApi, question: str, model: str) -> AsyncIterator[str]:
-    try:
-        for word in ("", "Hello ", "there ", HOSTILE):
-            chunk = {"model": model, "choices": [{"delta": {"content": word}}]}
-            yield f"data: {json.dumps(chunk)}\n\n"
-        if question == "break":
-            yield 'data: {"error": {"message": "the model was unloaded"}}\n\n'
-            return
-        usage = {"completion_tokens": 3, "prompt_tokens": 5, "total_tokens": 8}
-        yield f"data: {json.dumps({'model': model, 'choices': [], 'usage': usage})}\n\n"
-        yield "data: [DONE]\n\n"
-    finally:
-        stub.closed_streams += 1
 
 
 class LocalServer(uvicorn.Server):

@@ -1,5 +1,9 @@
 """The page "Chat" in a real browser, against a stub of the HTTP API: no cluster is started."""
 
+import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -76,6 +80,168 @@ def test_unknown_model_is_not_replaced(chat: Page, stub: StubApi) -> None:
     expect(chat.locator(".toast-wrap")).to_contain_text("Choose a model first")
     expect(chat.locator("#chat-input textarea")).to_have_value("hello")
     assert stub.bodies == []
+
+
+NOTES = "#chat-history .ts-answered:not(.ts-cut)"
+
+
+def ask(page: Page, text: str, num_answers: int) -> None:
+    send(page, text)
+    expect(page.locator(NOTES)).to_have_count(num_answers, timeout=PATIENCE_MS)
+    expect(page.locator("#chat-send")).to_be_visible()
+
+
+def list_contents(stub: StubApi) -> list[str]:
+    return [message["content"] for message in stub.bodies[-1]["messages"]]
+
+
+def test_answer_names_model_run_and_speed_as_links(chat: Page, stub: StubApi) -> None:
+    stub.origins["base-tuned"] = {"x-run-id": "ftjob-1", "x-checkpoint": "step-40"}
+    ask(chat, "hello", 1)
+    note = chat.locator(NOTES)
+    expect(note).to_contain_text("tokens/s")
+    links = note.locator("a")
+    assert [link.get_attribute("href") for link in links.all()] == [
+        "./models?model=base-tuned",
+        "./runs?run=ftjob-1",
+    ]
+    expect(links.nth(1)).to_have_text("run ftjob-1, step 40")
+
+
+def test_history_and_settings_survive_reload(chat: Page, stub: StubApi) -> None:
+    chat.fill("#chat-system textarea", "Be brief")
+    chat.fill("#chat-seed input", "7")
+    chat.locator("#chat-seed input").blur()
+    ask(chat, "first", 1)
+    chat.reload()
+    expect(chat.locator(NOTES)).to_have_count(1, timeout=PATIENCE_MS)
+    expect(chat.locator("#chat-system textarea")).to_have_value("Be brief")
+    expect(chat.locator("#chat-seed input")).to_have_value("7")
+    ask(chat, "second", 2)
+    assert [text for text in list_contents(stub) if "Hello" not in text] == [
+        "Be brief",
+        "first",
+        "second",
+    ]
+    assert stub.bodies[-1]["seed"] == 7
+    chat.click("#chat-clear")
+    expect(chat.locator(NOTES)).to_have_count(0)
+    chat.click("#reset-settings")
+    expect(chat.locator("#chat-system textarea")).to_have_value("")
+    chat.reload()
+    expect(chat.locator("#chat-model input")).to_have_value("latest → base-tuned")
+    expect(chat.locator(NOTES)).to_have_count(0)
+
+
+def test_invalid_setting_is_named_at_its_field(chat: Page, stub: StubApi) -> None:
+    chat.fill("#chat-max-tokens input", "0")
+    chat.locator("#chat-max-tokens input").blur()
+    field = chat.locator("#chat-max-tokens")
+    expect(field).to_contain_text("Maximum number of tokens is 0: enter a number from 1")
+    send(chat, "hello")
+    expect(chat.locator("#chat-input textarea")).to_have_value("hello")
+    assert stub.bodies == []
+    chat.fill("#chat-max-tokens input", "5")
+    chat.locator("#chat-max-tokens input").blur()
+    expect(field).not_to_contain_text("enter a number")
+    chat.click("#chat-send")
+    expect(chat.locator(NOTES)).to_have_count(1, timeout=PATIENCE_MS)
+
+
+def test_cut_answer_is_marked_and_continued(chat: Page, stub: StubApi) -> None:
+    chat.fill("#chat-max-tokens input", "1")
+    chat.locator("#chat-max-tokens input").blur()
+    ask(chat, "hello", 1)
+    expect(chat.locator("#chat-history .ts-cut")).to_contain_text("Cut at the maximum number")
+    chat.click("#chat-continue")
+    expect(chat.locator("#chat-history .bot").first).to_contain_text("Hello there")
+    expect(chat.locator("#chat-history .ts-cut")).to_have_count(1)
+    chat.fill("#chat-max-tokens input", "50")
+    chat.locator("#chat-max-tokens input").blur()
+    chat.click("#chat-continue")
+    expect(chat.locator("#chat-history .ts-cut")).to_have_count(0)
+    expect(chat.locator("#chat-continue")).to_be_hidden()
+    assert list_contents(stub) == ["hello", "Hello there "]
+
+
+def test_answer_is_stopped_and_asked_again(chat: Page, stub: StubApi) -> None:
+    held = stub.stream_holds["base-tuned"] = threading.Event()
+    send(chat, "hello")
+    expect(chat.locator("#chat-history .bot").first).to_contain_text("Hello")
+    chat.click("#chat-stop")
+    expect(chat.locator("#chat-send")).to_be_visible()
+    held.set()
+    expect(chat.locator(NOTES)).to_have_count(0)
+    chat.get_by_role("button", name="Retry").click()
+    expect(chat.locator(NOTES)).to_have_count(1, timeout=PATIENCE_MS)
+    assert [list(body["messages"]) for body in stub.bodies][-1] == [
+        {"role": "user", "content": "hello"}
+    ]
+
+
+def test_question_is_edited_and_sent_again(chat: Page, stub: StubApi) -> None:
+    ask(chat, "first", 1)
+    ask(chat, "second", 2)
+    chat.get_by_role("button", name="Edit").first.click()
+    chat.locator("#chat-history textarea").fill("changed")
+    chat.get_by_role("button", name="Submit").first.click()
+    expect(chat.locator(NOTES)).to_have_count(1, timeout=PATIENCE_MS)
+    expect(chat.locator("#chat-history .user").first).to_contain_text("changed")
+    assert list_contents(stub) == ["changed"]
+
+
+def test_request_is_shown_for_curl_and_python(chat: Page, stub: StubApi) -> None:
+    ask(chat, "it's 'quoted'", 1)
+    chat.click("#chat-code > button")
+    code = chat.locator("#chat-code-text textarea")
+    expect(code).to_have_value(re.compile("^curl --fail-with-body"))
+    chat.get_by_label("Python").check()
+    expect(code).to_have_value(re.compile("^from openai import OpenAI"))
+    text = code.input_value().replace(chat.url.partition("/ui/")[0], stub.url)
+    run = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    assert "Hello there" in run.stdout, run.stderr
+    sent = [{k: v for k, v in body.items() if k[:6] != "stream"} for body in stub.bodies]
+    assert sent[1] == {**sent[0], "model": "base-tuned"}
+
+
+def test_answer_is_copied(chat: Page) -> None:
+    chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(chat, "hello", 1)
+    chat.get_by_role("button", name="Copy message").last.click()
+    copied = "navigator.clipboard.readText()"
+    wait_until(lambda: chat.evaluate(copied).startswith("Hello there"), 20, "the answer is copied")
+
+
+def test_checkpoint_is_offered_on_demand_and_announced(chat: Page, stub: StubApi) -> None:
+    stub.permissions = ["jobs.write"]
+    stub.add_job("ftjob-1", "running", training={})
+    entry = {"id": "c", "step_number": 40, "fine_tuned_model_checkpoint": "base-tuned-1-step-40"}
+    stub.runs.checkpoints["ftjob-1"] = [entry]
+    chat.click("#chat-checkpoints")
+    expect(chat.locator(".toast-wrap")).to_contain_text("1 checkpoint")
+    chat.click("#chat-model input")
+    chat.get_by_role("option", name="base-tuned-1-step-40 (checkpoint)").click()
+    expect(chat.locator("#chat-note")).to_contain_text("The first question publishes it")
+    assert stub.bodies == []
+    chat.wait_for_url("**/chat?model=base-tuned-1-step-40")
+    ask(chat, "hello", 1)
+    assert stub.bodies[-1]["model"] == "base-tuned-1-step-40"
+
+
+def test_questions_of_the_models_data_are_suggested(chat: Page, stub: StubApi) -> None:
+    """Not those of the bundled handbook, which other models did not learn."""
+    expect(chat.locator("#chat-history")).not_to_contain_text("workshop")
+    stub.add_job("ftjob-1", "succeeded", training_file="file-bread", training={})
+    stub.contents["file-bread"] = '{"prompt": "Who bakes bread?", "completion": "Ada."}'
+    stub.models = [{"id": "baker", "run_id": "ftjob-1"}]
+    chat.goto(f"{chat.url}?model=baker")
+    chat.get_by_text("Who bakes bread?").click()
+    expect(chat.locator(NOTES)).to_have_count(1, timeout=PATIENCE_MS)
+    assert list_contents(stub) == ["Who bakes bread?"]
+    chat.click("#chat-model input")
+    chat.get_by_role("option", name="base (base)").click()
+    expect(chat.locator("#chat-history")).to_contain_text("When does the workshop open?")
+    expect(chat.locator("#chat-note")).to_contain_text("knows almost nothing")
 
 
 def test_columns_setting_updates_preview(chat: Page, stub: StubApi) -> None:

@@ -4,25 +4,28 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import Any, NamedTuple, TypedDict
 
 import gradio as gr
 
 from apps.client.client import ApiClient
+from apps.client.errors import AnswerFailedError
 from apps.client.resources import Piece
-from apps.client.text import Message, Sampling
+from apps.client.text import Message
+from apps.ui.chat.answer_note import AnswerFacts, render_note
+from apps.ui.chat.sampling_settings import AnswerSettings
 
 OTHER_MODEL_NOTE = "{} answered instead of {}; this is a new conversation with your last question."
+NOT_CONTINUED = "{} would continue the answer of {}: the answer stays as it is."
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a conversation; `note` names the model that answered."""
+    """One message of a conversation; `facts` describe a complete answer."""
 
     role: str
     text: str
-    note: str = ""
+    facts: AnswerFacts | None = None
 
 
 class ChatbotMessage(TypedDict):
@@ -36,8 +39,8 @@ class ChatbotMessage(TypedDict):
 class Conversation:
     """The messages so far, and the model that answered.
 
-    It is kept on the server. The history that a browser sends is never read, because Gradio would
-    extract files and components from it.
+    It is kept on the server. A history that a browser sends as the value of a component is never
+    read, because Gradio would extract files and components from it.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -48,6 +51,11 @@ class Conversation:
     def add(self, turn: Turn) -> "Conversation":
         """Return the conversation with one more message."""
         return replace(self, turns=(*self.turns, turn))
+
+    def cut(self, num_turns: int) -> "Conversation":
+        """Return the conversation with its first messages only."""
+        model_id = self.model_id if num_turns else ""
+        return replace(self, turns=self.turns[:num_turns], model_id=model_id)
 
     def find_unanswered(self) -> str | None:
         """Return the last question if it has no answer, else None."""
@@ -61,6 +69,11 @@ class Conversation:
         """Return a new conversation with the last question of this one."""
         return replace(self, turns=self.turns[-1:], model_id="")
 
+    def find_cut_answer(self) -> Turn | None:
+        """Return the last message if it is an answer that ended at the limit, else None."""
+        last = self.turns[-1] if self.turns else None
+        return last if last and last.facts and last.facts.is_cut and last.text else None
+
     def to_messages(self) -> list[Message]:
         """Return the messages in the API's format."""
         return [{"role": turn.role, "content": turn.text} for turn in self.turns if turn.text]
@@ -68,15 +81,25 @@ class Conversation:
     def to_chatbot(self) -> list[ChatbotMessage]:
         """Return the messages in the format of Gradio's chatbot."""
         return [
-            {"role": turn.role, "content": [turn.text, _render_note(turn.note)]}
-            if turn.note
+            {"role": turn.role, "content": [turn.text, gr.HTML(render_note(turn.facts))]}
+            if turn.facts
             else {"role": turn.role, "content": turn.text}
             for turn in self.turns
         ]
 
 
-def _render_note(note: str) -> gr.HTML:
-    return gr.HTML(f'<p class="ts-answered">{escape(note)}</p>')
+class Question(NamedTuple):
+    """A conversation that ends with a question, or with an answer to continue.
+
+    `before` is the conversation to return to if there is no answer; `text` then returns to the
+    field of questions.
+    """
+
+    conversation: Conversation
+    settings: AnswerSettings
+    before: Conversation
+    text: str = ""
+    continues: bool = False
 
 
 @dataclass
@@ -90,8 +113,9 @@ class OpenChat:
 
     conversation: Conversation = Conversation()
     chosen_model: Any = None  # the last choice in the menu, as the browser sent it
-    _asked: Conversation | None = field(default=None, init=False)
-    """A conversation that ends with a question whose answer has not been started."""
+    shows_code: bool = False  # whether the panel with the request is open
+    _asked: Question | None = field(default=None, init=False)
+    """A question whose answer has not been started."""
     _answered: Conversation | None = field(default=None, init=False)
     """The conversation that is being answered, with the answer so far."""
 
@@ -109,16 +133,17 @@ class OpenChat:
         """Keep the conversation as it is; drop the rest of an answer in progress."""
         self._asked = self._answered = None
 
-    def ask(self, conversation: Conversation) -> None:
+    def ask(self, question: Question) -> None:
         """Open a conversation that ends with a question to be answered."""
-        self.conversation = self._asked = conversation
+        self.conversation, self._asked = question.conversation, question
 
-    def begin_answer(self) -> Conversation | None:
-        """Mark the pending question as being answered and return its conversation, else None."""
+    def begin_answer(self) -> Question | None:
+        """Mark the pending question as being answered and return it, else None."""
         if self._asked is None:
             return None
-        self._answered, self._asked = self._asked, None
-        return self._answered
+        asked, self._asked = self._asked, None
+        self._answered = asked.conversation
+        return asked
 
     def update_answer(self, before: Conversation, after: Conversation) -> bool:
         """Replace the conversation being answered; return False if `before` no longer is."""
@@ -133,15 +158,6 @@ class OpenChat:
             self._answered = None
 
 
-def describe_answer(model: str | None, num_tokens: int | None, seconds: float) -> str:
-    """Return a line with the model that answered, the number of tokens and the seconds."""
-    parts = [f"Answered by {model or 'a model without a name'}"]
-    if num_tokens is not None:
-        parts.append(f"{num_tokens:,} tokens")
-    parts.append(f"{seconds:.1f} s")
-    return " · ".join(parts)
-
-
 class AnswerStep(NamedTuple):
     """A conversation with the answer so far, a line about the answer, and a note on the model."""
 
@@ -150,49 +166,90 @@ class AnswerStep(NamedTuple):
     note: str = ""
 
 
-async def answer(
-    client: ApiClient, conversation: Conversation, temperature: float, max_tokens: int
-) -> AsyncGenerator[AnswerStep, None]:
-    """Stream an answer to the last message.
+class _Clock:
+    """The times of one answer."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._first = self._last = 0.0
+
+    def record_text(self) -> None:
+        """Record that text arrived."""
+        self._last = time.monotonic()
+        self._first = self._first or self._last
+
+    def describe(self, piece: Piece, num_tokens: int | None, *, is_cut: bool) -> AnswerFacts:
+        """Return the facts of the answer; the speed excludes the wait for its first token."""
+        seconds = self._last - self._first
+        speed = (
+            (num_tokens - 1) / seconds if num_tokens and num_tokens > 1 and seconds > 0 else None
+        )
+        return AnswerFacts(
+            model=piece.model,
+            run_id=piece.run_id,
+            checkpoint=piece.checkpoint,
+            num_tokens=num_tokens,
+            seconds=time.monotonic() - self._started,
+            tokens_per_s=speed,
+            is_cut=is_cut,
+        )
+
+
+async def answer(client: ApiClient, question: Question) -> AsyncGenerator[AnswerStep, None]:
+    """Stream an answer to the last message, or the rest of the last answer.
 
     All answers of a conversation are from one model. If another model starts to answer, as after a
     hand-over, that answer is dropped and the question is sent again in a new conversation. The last
-    step has the line about the answer inside the conversation. Only the first step has a note.
+    step has the facts of the answer inside the conversation. Only the first step has a note.
     Raises `ApiClientError`; the conversation yielded last then remains valid.
     """
-    started = time.monotonic()
-    first, pieces = await _send(client, conversation, temperature, max_tokens)
+    conversation, clock = question.conversation, _Clock()
+    first, pieces = await _send(client, question)
     notes = []
     if conversation.model_id and first.model not in (None, conversation.model_id):
         await pieces.aclose()
+        if question.continues:
+            raise AnswerFailedError(NOT_CONTINUED.format(first.model, conversation.model_id))
         notes.append(OTHER_MODEL_NOTE.format(first.model, conversation.model_id))
         conversation = conversation.begin_again()
-        first, pieces = await _send(client, conversation, temperature, max_tokens)
+        first, pieces = await _send(client, question._replace(conversation=conversation))
     if first.model is not None:
         conversation = replace(conversation, model_id=first.model)
         notes += describe_other_model(conversation)
-    note, text, num_tokens = " ".join(notes), "", None
+    text, num_earlier = "", 0
+    if question.continues:
+        begun = conversation.turns[-1]
+        text, num_earlier = begun.text, begun.facts.num_tokens or 0 if begun.facts else 0
+        conversation = conversation.cut(len(conversation.turns) - 1)
+    note, num_tokens, is_cut = " ".join(notes), None, False
     async with aclosing(pieces):
         piece: Piece | None = first
         while piece is not None:
             text += piece.text
             num_tokens = piece.num_tokens if piece.num_tokens is not None else num_tokens
+            is_cut = is_cut or piece.finish_reason == "length"
             if piece.text:
-                line = describe_answer(first.model, num_tokens, time.monotonic() - started)
-                yield AnswerStep(conversation.add(Turn("assistant", text)), line, note)
+                clock.record_text()
+                yield AnswerStep(
+                    conversation.add(Turn("assistant", text)), f"{first.model or ''} answers…", note
+                )
                 note = ""
             piece = await anext(pieces, None)
-    line = describe_answer(first.model, num_tokens, time.monotonic() - started)
-    yield AnswerStep(conversation.add(Turn("assistant", text, note=line)), "", note)
+    facts = clock.describe(first, num_tokens, is_cut=is_cut)
+    if num_tokens is not None:
+        facts = facts.model_copy(update={"num_tokens": num_earlier + num_tokens})
+    yield AnswerStep(conversation.add(Turn("assistant", text, facts)), "", note)
 
 
-async def _send(
-    client: ApiClient, conversation: Conversation, temperature: float, max_tokens: int
-) -> tuple[Piece, AsyncGenerator[Piece, None]]:
+async def _send(client: ApiClient, question: Question) -> tuple[Piece, AsyncGenerator[Piece, None]]:
     """Send a conversation; return the first piece of the answer, and a generator of the others."""
-    messages = conversation.to_messages()
+    conversation, settings = question.conversation, question.settings
     pieces = client.text.stream_chat(
-        conversation.asked_model, messages, Sampling(temperature, max_tokens), wants_usage=True
+        conversation.asked_model,
+        settings.add_system(conversation.to_messages()),
+        settings.sampling,
+        wants_usage=True,
+        continues=question.continues,
     )
     return await anext(pieces, Piece()), pieces
 

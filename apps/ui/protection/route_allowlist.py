@@ -34,7 +34,8 @@ _SESSION_RULE = "1 to 100 letters, digits or underscores"
 # Allowed paths by method, relative to the page's prefix.
 OPEN_ROUTES = {
     "GET": re.compile(
-        r"/|/(runs|chat|classify|api)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
+        r"/|/(runs|chat|compare|classify|api)/?|/theme\.css|/favicon\.ico"
+        r"|/(assets|static)/[\w./@%~+-]{1,200}"
         r"|/page-assets/[\w.-]{1,100}"
         r"|/gradio_api/(queue/data|heartbeat/\w+)"
     ),

@@ -51,8 +51,18 @@ def render_result(job: Job, model: Model | None, access: Access, merge: Merge | 
         f'<h3>Result</h3><p class="ts-result"><code>{escape(name)}</code>{marks}</p>'
         f'<p class="ts-result"><a id="{elem_id}" class="ts-button" '
         f'href="./{page}?model={quote(name)}">{label}</a>'
+        f"{_render_comparison(job, name) if page == 'chat' else ''}"
         f"{_render_promotion(job, model, access.permissions)}</p>"
         f"{_render_merged_link(merge)}{_render_downloads(job, access)}"
+    )
+
+
+def _render_comparison(job: Job, tuned: str) -> str:
+    """Render the link that compares the model of a run with the one that it was tuned from."""
+    models = f"{quote(job.model, safe='')},{quote(tuned, safe='')}"
+    return (
+        f'<a id="compare-with-base" class="ts-action" href="./compare?models={models}">'
+        f"Compare with {escape(job.model)}</a>"
     )
 
 

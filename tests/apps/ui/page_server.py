@@ -74,6 +74,7 @@ class PageCaller:
             "/",
             "/runs",
             "/chat",
+            "/compare",
             "/classify",
         ):  # each has its own part of the configuration
             page = self.http.get(path).text

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from apps.client.resources import TextLabels
-from apps.ui.chat.chat_page import list_chat_models
+from apps.ui.chat.model_menu import list_chat_models
 from apps.ui.classify import MAX_UPLOAD_BYTES, render_labels
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import HOSTILE, StubApi, ask

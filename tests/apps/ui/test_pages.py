@@ -5,7 +5,7 @@ from gradio.components import Component
 
 from apps.client.client import ApiClient
 from apps.client.resources import Model
-from apps.ui.chat import chat_page
+from apps.ui.chat.model_menu import ModelMenu, load_menu
 from apps.ui.fine_tune import fine_tune_page
 from apps.ui.fine_tune.setting_fields import build_setting, flatten, flatten_schemas
 from tests.apps.stub_api import StubApi, ask
@@ -41,16 +41,17 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
 
 
 def test_menus_name_alias_base_model_and_handbook(api: StubApi) -> None:
-    models = ask(api, chat_page.list_chat_models)
-    assert chat_page.list_choices(models) == [
+    menu = ask(api, load_menu)
+    assert menu.list_choices() == [
         ("latest → base-tuned", "latest"),
         ("base-tuned", "base-tuned"),
         ("base (base)", "base"),
     ]
-    assert fine_tune_page.list_model_choices(models)[0] == ("base (base)", "base")
+    assert fine_tune_page.list_model_choices(menu.models)[0] == ("base (base)", "base")
 
 
 def test_model_is_found_by_alias() -> None:
     model = Model(id="tuned", aliases=("latest",))
-    assert chat_page.find_model([model], "latest") is model
-    assert chat_page.find_model([model], "gone") is None
+    menu = ModelMenu((model,))
+    assert menu.find("latest") is model
+    assert menu.find("gone") is None

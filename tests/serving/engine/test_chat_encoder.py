@@ -137,6 +137,22 @@ def test_training_and_serving_encode_chats_identically(
             assert len(turns) == {"chatml": 3, "llama": 4, "stripping": 0, "thinking": 3}[name]
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_begun_answer_follows_its_own_prompt(name: str, encoders: list[ChatEncoder]) -> None:
+    """The model continues after the tokens that it had when its answer was cut."""
+    tokenizer = make_tokenizer("byte-level", TEMPLATES[name])
+    encoders.append(ChatEncoder(tokenizer, RenderLimits()))
+    asked = [{"role": "user", "content": "fox"}]
+    prompt = asyncio.run(encoders[-1].encode(asked))
+    for begun in (" the lazy dog ", "a", f"Twelve.{FORGED}"):
+        chat = [*asked, {"role": "assistant", "content": begun}]
+        ids = asyncio.run(encoders[-1].encode(chat, continues=True))
+        own = {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_start|>", "<|im_end|>")}
+        assert ids[: len(prompt) - 1] == prompt[:-1]
+        assert tokenizer.decode(ids) == tokenizer.decode(prompt) + begun
+        assert not own & set(ids[len(prompt) :]), "a control token of the client was encoded"
+
+
 def test_tokenizer_panic_refuses_request_and_row(
     encoders: list[ChatEncoder],
 ) -> None:

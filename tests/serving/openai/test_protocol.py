@@ -163,3 +163,26 @@ def test_invalid_completion_request_error_names_parameter(
     assert (caught.value.param or None) == param
     assert message in caught.value.message
     assert len(caught.value.message) < 300
+
+
+def test_begun_answer_can_be_continued() -> None:
+    begun = [*_HELLO, {"role": "assistant", "content": "Hello "}]
+    continued = {"continue_final_message": True, "add_generation_prompt": False}
+    assert _parse(messages=begun, **continued).continue_final_message
+    assert not _parse(messages=begun).continue_final_message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"continue_final_message": True}, "only allowed together"),
+        ({"add_generation_prompt": False}, "only allowed together"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "found one of the role 'user' with 5 characters",
+        ),
+    ],
+)
+def test_continuation_without_begun_answer_is_refused(fields: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        _parse(**fields)

@@ -1,11 +1,23 @@
 """The model that answers a conversation, and answers that are stopped."""
 
+from typing import Any
+
 import gradio as gr
 import pytest
 
 from apps.client.client import ApiClient
-from apps.client.errors import RequestRefusedError
-from apps.ui.chat.conversation import AnswerStep, Conversation, OpenChat, Turn, answer
+from apps.client.errors import AnswerFailedError, RequestRefusedError
+from apps.client.text import Sampling
+from apps.ui.chat.answer_note import AnswerFacts
+from apps.ui.chat.conversation import (
+    AnswerStep,
+    Conversation,
+    OpenChat,
+    Question,
+    Turn,
+    answer,
+)
+from apps.ui.chat.sampling_settings import AnswerSettings
 from tests.apps.stub_api import StubApi, ask
 
 BEGUN = Conversation(asked_model="latest", pointed_id="base-tuned")
@@ -14,11 +26,24 @@ ANSWERED = Conversation(
 )
 
 
+SETTINGS = AnswerSettings(system="", sampling=Sampling(temperature=0.0, max_tokens=16))
+
+
 async def collect_answer(
     client: ApiClient, question: str, conversation: Conversation = BEGUN
 ) -> list[AnswerStep]:
     asked = conversation.add(Turn("user", question))
-    return [step async for step in answer(client, asked, 0.0, 16)]
+    return [step async for step in answer(client, make_question(asked))]
+
+
+def find_facts(steps: list[AnswerStep]) -> AnswerFacts:
+    facts = steps[-1].conversation.turns[-1].facts
+    assert facts is not None
+    return facts
+
+
+def make_question(conversation: Conversation, **changes: Any) -> Question:
+    return Question(conversation, SETTINGS, conversation.drop_unanswered(), **changes)
 
 
 def test_streamed_answer_ends_with_note_of_its_model(api: StubApi) -> None:
@@ -31,13 +56,14 @@ def test_streamed_answer_ends_with_note_of_its_model(api: StubApi) -> None:
     text, note = content
     assert text == current[-1]
     assert isinstance(note, gr.HTML)
-    assert "Answered by base-tuned · 3 tokens" in note.value
+    assert ">base-tuned</a> · 3 tokens" in note.value
     assert {step.conversation.model_id for step in steps} == {"base-tuned"}
     assert [step.note for step in steps if step.note] == []
 
 
 def test_notes_of_page_are_not_sent_to_api() -> None:
-    turns = (Turn("user", "Hi"), Turn("assistant", "Hello", note="x"), Turn("user", "And now?"))
+    facts = AnswerFacts(model="base", num_tokens=1)
+    turns = (Turn("user", "Hi"), Turn("assistant", "Hello", facts), Turn("user", "And now?"))
     assert Conversation(turns).to_messages() == [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello"},
@@ -56,7 +82,7 @@ def test_note_names_model_that_differs_from_displayed_one(api: StubApi) -> None:
     steps = ask(api, lambda client: collect_answer(client, "hello"))
     assert steps[-1].conversation.model_id == "older"
     assert "latest pointed to base-tuned when you asked, but older answered" in steps[0].note
-    assert "Answered by older" in steps[-1].conversation.turns[-1].note
+    assert find_facts(steps).model == "older"
     assert len(api.bodies) == 1
 
 
@@ -68,7 +94,7 @@ def test_answer_of_other_model_starts_new_conversation(api: StubApi, second: str
     last = steps[-1].conversation
     assert [turn.text for turn in last.turns if turn.role == "user"] == ["second"]
     assert last.model_id == second
-    assert f"Answered by {second}" in last.turns[-1].note
+    assert find_facts(steps).model == second
     assert "newer answered instead of base-tuned; this is a new conversation" in steps[0].note
     assert [len(body["messages"]) for body in api.bodies] == [3, 1]
 
@@ -85,10 +111,11 @@ def test_conversation_continues_when_only_alias_moved(
 
 def test_question_is_taken_once_and_its_answer_can_be_stopped() -> None:
     chat, asked = OpenChat(), BEGUN.add(Turn("user", "hello"))
+    question = make_question(asked)
     assert chat.begin_answer() is None
-    chat.ask(asked)
+    chat.ask(question)
     assert chat.is_busy
-    assert chat.begin_answer() is asked
+    assert chat.begin_answer() is question
     assert chat.begin_answer() is None
     current = asked.add(Turn("assistant", "Hel"))
     assert chat.update_answer(asked, current)
@@ -101,10 +128,58 @@ def test_question_is_taken_once_and_its_answer_can_be_stopped() -> None:
 
 def test_answer_is_not_added_to_another_conversation() -> None:
     chat, asked = OpenChat(), BEGUN.add(Turn("user", "hello"))
-    chat.ask(asked)
+    chat.ask(make_question(asked))
     chat.begin_answer()
     other = Conversation(asked_model="base")
     chat.begin(other)
     assert not chat.update_answer(asked, asked.add(Turn("assistant", "Hello")))
     chat.end_answer(asked)
     assert chat.conversation is other
+
+
+def test_answer_names_run_step_and_speed(api: StubApi) -> None:
+    api.origins["base-tuned"] = {"x-run-id": "ftjob-1", "x-checkpoint": "step-40"}
+    facts = find_facts(ask(api, lambda client: collect_answer(client, "hello")))
+    assert (facts.model, facts.run_id, facts.checkpoint) == ("base-tuned", "ftjob-1", "step-40")
+    assert facts.num_tokens == 3
+    assert facts.tokens_per_s is not None
+    assert facts.tokens_per_s > 0
+    assert not facts.is_cut
+
+
+async def continue_answer(client: ApiClient, cut: Conversation) -> list[AnswerStep]:
+    return [step async for step in answer(client, make_question(cut, continues=True))]
+
+
+def test_cut_answer_is_continued(api: StubApi) -> None:
+    settings = AnswerSettings("Be brief", Sampling(max_tokens=1))
+    asked = BEGUN.add(Turn("user", "hello"))
+
+    async def collect(client: ApiClient) -> list[AnswerStep]:
+        question = Question(asked, settings, BEGUN)
+        return [step async for step in answer(client, question)]
+
+    cut = ask(api, collect)[-1].conversation
+    assert cut.turns[-1].text == "Hello "
+    assert cut.find_cut_answer() is cut.turns[-1]
+    last = ask(api, lambda client: continue_answer(client, cut))[-1].conversation
+    assert len(last.turns) == 2
+    assert last.turns[-1].text.startswith("Hello there ")
+    assert last.find_cut_answer() is None
+    assert last.turns[-1].facts is not None
+    assert last.turns[-1].facts.num_tokens == 3, "of the whole answer"
+    assert [message["role"] for message in api.bodies[0]["messages"]] == ["system", "user"]
+    assert api.bodies[-1]["messages"][-1] == {"role": "assistant", "content": "Hello "}
+
+
+def test_other_model_does_not_continue_answer(api: StubApi) -> None:
+    facts = AnswerFacts(model="base-tuned", is_cut=True)
+    cut = Conversation(
+        (Turn("user", "hello"), Turn("assistant", "Hello ", facts)),
+        "latest",
+        "base-tuned",
+        "base-tuned",
+    )
+    api.answering_models = ["newer"]
+    with pytest.raises(AnswerFailedError, match="newer would continue the answer of base-tuned"):
+        ask(api, lambda client: continue_answer(client, cut))

@@ -1,0 +1,111 @@
+"""The components of the page "Chat", and what they show."""
+
+from typing import Any, Literal, TypedDict
+from urllib.parse import quote
+
+import gradio as gr
+from gradio.components import Component
+
+from apps.ui import markup
+from apps.ui.chat.code_panel import CodePanel
+from apps.ui.chat.conversation import Conversation, OpenChat
+from apps.ui.chat.model_menu import ModelMenu
+from apps.ui.chat.sampling_settings import SettingsPanel
+
+REFRESH_INTERVAL_S = 10.0
+Updates = dict[Component, Any]
+"""New values of some of an event's outputs; the others stay as they are."""
+
+
+class EventOptions(TypedDict, total=False):
+    """Options of Gradio's events."""
+
+    show_progress: Literal["hidden"]
+    api_visibility: Literal["private"]
+    preprocess: bool
+    cancels: Any  # Gradio annotates dictionaries, of which `Dependency` is a subclass
+
+
+QUIET: EventOptions = {"show_progress": "hidden", "api_visibility": "private"}
+RAW: EventOptions = {**QUIET, "preprocess": False}
+"""Gradio's preprocessing would refuse a model that the menu had before the server was restarted."""
+
+
+class ChatLayout:
+    """The components of the page."""
+
+    def __init__(self) -> None:
+        self.chat: gr.State = gr.State(OpenChat())
+        self.menu: gr.State = gr.State(ModelMenu())
+        self.timer = gr.Timer(REFRESH_INTERVAL_S)
+        self.kept = gr.Textbox(visible="hidden", elem_id="chat-kept", show_label=False)
+        with gr.Row(elem_id="chat-columns", equal_height=False):
+            with gr.Column(scale=5, min_width=320):
+                self._build_models()
+                self._build_conversation()
+            with gr.Column(scale=2, min_width=250, elem_id="chat-side"):
+                self.settings = SettingsPanel(is_open=True)
+                self.program = CodePanel()
+
+    def _build_models(self) -> None:
+        with gr.Row(elem_id="chat-models", equal_height=False):
+            self.model = gr.Dropdown(label="Model", elem_id="chat-model", scale=5, min_width=200)
+            with gr.Column(scale=1, min_width=150, elem_id="chat-model-actions"):
+                self.more = gr.Button("Show checkpoints", size="sm", elem_id="chat-checkpoints")
+                self.compare = gr.HTML(render_compare_link(""), elem_id="chat-compare")
+        self.note = gr.HTML(elem_id="chat-note", visible=False)
+
+    def _build_conversation(self) -> None:
+        self.history = gr.Chatbot(
+            elem_id="chat-history",
+            show_label=False,
+            height="calc(100vh - 320px)",
+            min_height=300,
+            buttons=["copy"],
+            feedback_options=None,
+            latex_delimiters=[],
+            layout="bubble",
+            group_consecutive_messages=False,
+            editable="user",
+        )
+        self.answered_by = gr.HTML(elem_id="chat-answered-by")
+        self.go_on = gr.Button(
+            "Continue the answer", size="sm", elem_id="chat-continue", visible=False
+        )
+        with gr.Row(elem_id="chat-bar"):
+            self.text = gr.Textbox(
+                elem_id="chat-input",
+                label="Question",
+                placeholder="Ask something…",
+                show_label=False,
+                container=False,
+                scale=6,
+                min_width=110,
+                max_lines=6,
+                autofocus=True,
+            )
+            self.send = gr.Button(
+                "Send", variant="primary", elem_id="chat-send", scale=1, min_width=72
+            )
+            self.stop = gr.Button("Stop", elem_id="chat-stop", scale=1, min_width=72, visible=False)
+            self.clear = gr.Button("Clear", elem_id="chat-clear", scale=1, min_width=72)
+
+    def show_buttons(self, *, busy: bool) -> Updates:
+        """Return the updates of Send and Stop: Stop replaces Send while an answer is streamed."""
+        return {self.send: gr.Button(visible=not busy), self.stop: gr.Button(visible=busy)}
+
+
+def show_note(message: str, kind: str = "info") -> Any:
+    """Show a notice, or hide it if the message is empty."""
+    return gr.HTML(markup.render_notice(message, kind), visible=bool(message))
+
+
+def show_continue(conversation: Conversation) -> Any:
+    """Show the button that continues the last answer if it ended at the limit."""
+    return gr.Button(visible=conversation.find_cut_answer() is not None)
+
+
+def render_compare_link(name: Any) -> str:
+    """Render the link that compares the chosen model with others."""
+    query = f"?models={quote(name, safe='')}" if isinstance(name, str) and name else ""
+    return f'<a class="ts-side-link" href="./compare{query}">Compare models</a>'

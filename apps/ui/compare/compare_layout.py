@@ -1,0 +1,127 @@
+"""The components of the page "Compare", and what they show."""
+
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+import gradio as gr
+
+from apps.client.resources import Model
+from apps.ui import markup
+from apps.ui.chat.chat_layout import Updates
+from apps.ui.chat.model_menu import ModelMenu
+from apps.ui.chat.sampling_settings import SettingsPanel
+from apps.ui.compare.comparison import MAX_COLUMNS, Comparison
+
+GONE_MODEL = "There is no model {!r} any more."
+
+
+class _Column:
+    """The components of one model."""
+
+    def __init__(self, number: int) -> None:
+        self.box = gr.Column(
+            visible=False,
+            min_width=250,
+            elem_id=f"compare-column-{number}",
+            elem_classes="ts-compare-column",
+        )
+        with self.box:
+            self.head = gr.HTML()
+            self.history = gr.Chatbot(
+                label=f"Model {number}",
+                show_label=False,
+                height="calc(100vh - 390px)",
+                min_height=280,
+                buttons=["copy"],
+                feedback_options=None,
+                latex_delimiters=[],
+                layout="bubble",
+                group_consecutive_messages=False,
+                elem_classes="ts-compare-history",
+            )
+            self.status = gr.HTML()
+
+    @property
+    def outputs(self) -> list[Any]:
+        """All components."""
+        return [self.box, self.head, self.history, self.status]
+
+
+class CompareLayout:
+    """The components of the page."""
+
+    def __init__(self) -> None:
+        self.comparison: gr.State = gr.State(Comparison())
+        self.menu: gr.State = gr.State(ModelMenu())
+        self.models = gr.Dropdown(
+            label="Models",
+            info="Two to four; each has its own conversation.",
+            multiselect=True,
+            max_choices=MAX_COLUMNS,
+            elem_id="compare-models",
+        )
+        self.note = gr.HTML(elem_id="compare-note", visible=False)
+        with gr.Row(elem_id="compare-columns", equal_height=True):
+            self.columns = [_Column(number + 1) for number in range(MAX_COLUMNS)]
+        with gr.Row(elem_id="compare-bar"):
+            self.text = gr.Textbox(
+                elem_id="compare-input",
+                label="Question",
+                placeholder="Ask all models…",
+                show_label=False,
+                container=False,
+                scale=6,
+                min_width=110,
+                max_lines=6,
+                autofocus=True,
+            )
+            self.send = gr.Button(
+                "Send", variant="primary", elem_id="compare-send", scale=1, min_width=72
+            )
+            self.stop = gr.Button(
+                "Stop", elem_id="compare-stop", scale=1, min_width=72, visible=False
+            )
+            self.clear = gr.Button("Clear", elem_id="compare-clear", scale=1, min_width=72)
+        self.settings = SettingsPanel(is_open=False)
+
+    @property
+    def column_outputs(self) -> list[Any]:
+        """The components of all columns."""
+        return [component for column in self.columns for component in column.outputs]
+
+    def show_buttons(self, *, busy: bool) -> Updates:
+        """Return the updates of Send and Stop: Stop replaces Send while answers are streamed."""
+        return {self.send: gr.Button(visible=not busy), self.stop: gr.Button(visible=busy)}
+
+    def show_columns(self, comparison: Comparison, menu: ModelMenu) -> Updates:
+        """Show one column for each chosen name, with its conversation."""
+        updates: Updates = {}
+        names = comparison.names
+        for column, name in zip(self.columns, [*names, *[""] * MAX_COLUMNS], strict=False):
+            updates[column.box] = gr.Column(visible=bool(name))
+            if name:
+                updates[column.head] = render_head(name, menu.find(name))
+                updates[column.history] = comparison.chats[name].conversation.to_chatbot()
+                updates[column.status] = comparison.statuses.get(name, "")
+        return updates
+
+
+def render_head(name: str, model: Model | None) -> str:
+    """Render the name of a column's model with links to it and to its run."""
+    if model is None:
+        return f"<h2>{escape(name)}</h2>{markup.render_notice(GONE_MODEL.format(name), 'error')}"
+    alias = f"{escape(name)} → " if name != model.id else ""
+    parts = []
+    if model.kind == "adapter":
+        parts.append(f"adapter of {escape(model.base_model or 'an unknown model')}")
+    if model.base:
+        parts.append("base model")
+    if model.run_id:
+        step = "" if model.checkpoint_step is None else f", step {model.checkpoint_step:,}"
+        link = f"./runs?run={quote(model.run_id, safe='')}"
+        parts.append(f'<a href="{link}">run {escape(model.run_id)}</a>{step}')
+    return (
+        f'<h2 class="ts-compare-name">{alias}<a href="./models?model={quote(model.id, safe="")}">'
+        f'{escape(model.id)}</a></h2><p class="ts-answered">{" · ".join(parts) or "a model"}</p>'
+    )

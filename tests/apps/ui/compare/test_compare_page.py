@@ -1,0 +1,130 @@
+"""The page "Compare" through its functions, without a browser."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from apps.ui.settings import UiSettings
+from tests.apps.stub_api import LocalServer, StubApi, build_stub
+from tests.apps.ui.chat.test_chat_page import list_values
+from tests.apps.ui.page_server import PageCaller, Result, serve_page
+
+
+class CompareTab:
+    """One open tab of the page."""
+
+    def __init__(self, visitor: PageCaller, names: list[str]) -> None:
+        self.visitor, self.names = visitor, names
+        self.session = uuid.uuid4().hex
+        self.call("open_compare", None, "")
+
+    def call(self, name: str, *data: Any) -> Result:
+        function = self.visitor.find_function(name)
+        return self.visitor.call(function, list(data), session_hash=self.session)
+
+    def send(self, text: str, **settings: Any) -> tuple[Result, Result]:
+        asked = self.call("ask_all", text, None, None, *list_values(**settings))
+        return asked, self.call("respond_all", None)
+
+
+@pytest.fixture
+def stub() -> Iterator[StubApi]:
+    stub = StubApi()
+    with LocalServer(build_stub(stub)) as stub.url:
+        yield stub
+
+
+@pytest.fixture
+def page_url(stub: StubApi) -> Iterator[str]:
+    with serve_page(UiSettings(api_url=stub.url)) as url:
+        yield url
+
+
+@pytest.fixture
+def tab(page_url: str) -> Iterator[CompareTab]:
+    visitor = PageCaller(page_url, {"models": "base,latest"})
+    yield CompareTab(visitor, ["base", "latest"])
+    visitor.close()
+
+
+def count_messages(stub: StubApi, model: str) -> list[int]:
+    return [len(body["messages"]) for body in stub.bodies if body["model"] == model]
+
+
+def test_histories_are_separate(tab: CompareTab, stub: StubApi) -> None:
+    tab.send("first", system="Be brief", seed=3)
+    _, second = tab.send("second")
+    assert count_messages(stub, "base") == count_messages(stub, "latest") == [2, 3]
+    assert {body["seed"] for body in stub.bodies[:2]} == {3}
+    for model in ("base", "base-tuned"):
+        assert f"./models?model={model}" in second.text
+
+
+def test_failed_model_shows_reason_and_keeps_its_history(tab: CompareTab, stub: StubApi) -> None:
+    tab.send("first")
+    stub.busy_models = ["base"]
+    _, second = tab.send("second")
+    assert "all places are taken" in second.text.lower()
+    stub.busy_models = []
+    tab.send("third")
+    assert count_messages(stub, "base") == [1, 3, 3]
+    assert count_messages(stub, "latest") == [1, 3, 5]
+
+
+def test_question_returns_to_field_if_all_models_fail(tab: CompareTab, stub: StubApi) -> None:
+    stub.busy_models = ["base", "latest"]
+    _, refused = tab.send("hello again")
+    outputs = json.loads(refused.text.rpartition("data: ")[2])["output"]["data"]
+    assert outputs[-1] == "hello again"
+
+
+def test_unknown_models_are_reported(page_url: str) -> None:
+    visitor = PageCaller(page_url, {"models": "gone,base"})
+    opened = CompareTab(visitor, []).call("open_compare", None, "").text
+    visitor.close()
+    assert "There is no model &#x27;gone&#x27;" in opened
+    assert '"value":["base"]' in opened
+
+
+def test_base_and_latest_are_compared_by_default(page_url: str) -> None:
+    visitor = PageCaller(page_url)
+    assert (
+        '"value":["base","latest"]' in CompareTab(visitor, []).call("open_compare", None, "").text
+    )
+    visitor.close()
+
+
+def test_deleted_model_is_reported_in_its_column(tab: CompareTab, stub: StubApi) -> None:
+    stub.models = [{"id": "third"}]
+    tab.call("open_compare", None, "")
+    tab.call("choose_models", None, None, ["third", "base"])
+    stub.models = []
+    asked, answered = tab.send("hello")
+    assert "There is no model &#x27;third&#x27; any more" in asked.text
+    assert "Hello there" in answered.text
+    assert [body["model"] for body in stub.bodies] == ["base"]
+
+
+def test_invalid_choice_of_models_is_ignored(tab: CompareTab) -> None:
+    shown = tab.call("choose_models", None, None, [7, {"a": 1}, "base", "base", None])
+    assert "Choose two to four models" in shown.text
+    assert tab.call("choose_models", None, None, "base").success
+
+
+def test_invalid_setting_is_named_at_its_field(tab: CompareTab, stub: StubApi) -> None:
+    refused, _ = tab.send("hello", temperature=7)
+    assert "Temperature is 7: enter a number from 0 to 2." in refused.text
+    assert stub.bodies == []
+
+
+def test_requests_of_all_columns_have_the_visitors_key(stub: StubApi) -> None:
+    stub.permissions = ["text.generate"]
+    with serve_page(UiSettings(api_url=stub.url)) as url:
+        visitor = PageCaller(url, {"models": "base,latest"}, auth=("", "secret"))
+        stub.keys.clear()
+        CompareTab(visitor, []).send("hello")
+        visitor.close()
+    assert stub.keys == ["Bearer secret"] * 2
