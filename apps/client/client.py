@@ -7,6 +7,7 @@ from typing import Self, TypeVar
 import httpx
 
 from apps.client.access import AccessClient
+from apps.client.aliases import AliasesClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ApiConnection, ClientTimeouts
 from apps.client.files import FilesClient
 from apps.client.job_outputs import JobOutputsClient
@@ -40,6 +41,7 @@ class ApiClient:
         self.job_outputs = JobOutputsClient(self._connection)
         self.files = FilesClient(self._connection)
         self.models = ModelsClient(self._connection)
+        self.aliases = AliasesClient(self._connection)
         self.text = TextClient(self._connection)
 
     async def __aenter__(self) -> Self:

@@ -35,6 +35,7 @@ from apps.http_api.routes import (
     health,
     job_events,
     jobs,
+    model_cards,
     models,
     upstream,
 )
@@ -95,7 +96,8 @@ def build_routes(services: Services) -> FastAPI:
     install_error_handlers(app)
     for resource in (access, health, files, jobs, job_events, aliases, classify, embeddings):
         app.include_router(resource.router)
-    app.include_router(models.router)
+    for resource in (models, model_cards):
+        app.include_router(resource.router)
     install_description(app)
     for resource in (
         (upstream,) if isinstance(services.text, UpstreamProxy) else (chat, completions)

@@ -13,7 +13,13 @@ STATUS_WORDS = {
     "failed": "Failed",
     "cancelled": "Cancelled",
 }
-PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"), ("classify", "Classify"))
+PAGES = (
+    ("", "Fine-tune"),
+    ("runs", "Runs"),
+    ("chat", "Chat"),
+    ("classify", "Classify"),
+    ("models", "Models"),
+)
 
 
 def render_header(current: str) -> str:

@@ -11,11 +11,13 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 
 from apps.client.client import ApiClient
-from apps.middleware.flow_control import ConsumptionReporting
+from apps.middleware.flow_control import ConsumptionReporting, WindowedSending
 from apps.ui import markup
 from apps.ui.chat.chat_page import build_chat_page
 from apps.ui.classify import build_classify_page
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
+from apps.ui.models.model_download import add_download
+from apps.ui.models.models_page import build_models_page
 from apps.ui.protection.access import PageGuard
 from apps.ui.protection.key_check import KeyCheck
 from apps.ui.protection.route_allowlist import RouteGuard
@@ -59,6 +61,9 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
     with blocks.route("Classify", "classify"):
         _start_page("classify")
         build_classify_page(client, uploads)
+    with blocks.route("Models", "models"):
+        _start_page("models")
+        build_models_page(client)
     blocks.state_session_capacity = MAX_SESSIONS
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
     # By default Gradio polls its queue a thousand times a second.
@@ -80,7 +85,9 @@ def build_http(settings: UiSettings) -> PageGuard:
         keys.may_write_files,
         app.state.unread,
     )
-    return PageGuard(ConsumptionReporting(guarded), keys.check, needs_key=settings.needs_key())
+    return PageGuard(
+        ConsumptionReporting(WindowedSending(guarded)), keys.check, needs_key=settings.needs_key()
+    )
 
 
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:
@@ -109,6 +116,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         path = next((path for path in ASSETS.iterdir() if path.name == name), None)
         return FileResponse(path) if path else PlainTextResponse("not found", 404)
 
+    add_download(app, client)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # it is off
         gr.mount_gradio_app(

@@ -81,6 +81,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("put", "/v1/models/{model_id}"): _json(model_schemas.Model),
     ("delete", "/v1/models/{model_id}"): _json(response_schemas.Deletion),
     ("get", "/v1/models/{model_id}/lineage"): _json(Lineage),
+    ("get", "/v1/models/{model_id}/card"): _json(model_schemas.ModelCard),
     ("post", "/v1/models/{model_id}/verify"): _json(model_schemas.ModelVerification),
     ("post", "/v1/models/{model_id}/merge"): _json(model_schemas.ModelMerge),
     ("get", "/v1/models/{model_id}/merges"): _json(model_schemas.ModelMergeList),

@@ -34,8 +34,8 @@ _SESSION_RULE = "1 to 100 letters, digits or underscores"
 # Allowed paths by method, relative to the page's prefix.
 OPEN_ROUTES = {
     "GET": re.compile(
-        r"/|/(runs|chat|classify)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
-        r"|/page-assets/[\w.-]{1,100}"
+        r"/|/(runs|chat|classify|models)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
+        r"|/page-assets/[\w.-]{1,100}|/models/[\w.-]{1,128}/archive"
         r"|/gradio_api/(queue/data|heartbeat/\w+)"
     ),
     "POST": re.compile(rf"{JOIN_ROUTE}|{UPLOAD_ROUTE}|/gradio_api/cancel"),

@@ -75,6 +75,7 @@ class PageCaller:
             "/runs",
             "/chat",
             "/classify",
+            "/models",
         ):  # each has its own part of the configuration
             page = self.http.get(path).text
             text = page.partition("window.gradio_config = ")[2].partition(";</script>")[0]
