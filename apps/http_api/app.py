@@ -21,6 +21,7 @@ from apps.access.roles import Permission, requires
 from apps.access.settings import AccessSettings
 from apps.errors import install_error_handlers
 from apps.file_store import FileStore
+from apps.http_api.cluster.cluster_view import ClusterView
 from apps.http_api.dependencies import Services
 from apps.http_api.openapi.description import install_description
 from apps.http_api.readiness import Readiness
@@ -29,6 +30,7 @@ from apps.http_api.routes import (
     aliases,
     chat,
     classify,
+    cluster,
     completions,
     embeddings,
     files,
@@ -93,10 +95,13 @@ def build_routes(services: Services) -> FastAPI:
     )
     app.state.services = services
     app.state.readiness = Readiness(services)
+    app.state.cluster = ClusterView(
+        services.runs, services.model_sizes, services.nodes, services.machine
+    )
     install_error_handlers(app)
     for resource in (access, health, files, jobs, job_events, aliases, classify, embeddings):
         app.include_router(resource.router)
-    for resource in (models, model_cards):
+    for resource in (models, model_cards, cluster):
         app.include_router(resource.router)
     install_description(app)
     for resource in (
@@ -156,6 +161,7 @@ class ApiReplica:
             max_streams=settings.max_streams,
             max_stream_age_s=settings.max_stream_age_s,
         )
+        self._services.machine.start()
 
     def __serve_build_asgi_app__(self) -> RequestLog:
         """Return the ASGI application to Serve, after this replica is set up."""

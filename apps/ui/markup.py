@@ -19,6 +19,7 @@ PAGES = (
     ("chat", "Chat"),
     ("classify", "Classify"),
     ("models", "Models"),
+    ("cluster", "Cluster"),
 )
 
 

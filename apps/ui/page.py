@@ -1,4 +1,4 @@
-"""The web application: four pages with their own URLs and a common theme."""
+"""The web application: six pages with their own URLs and a common theme."""
 
 import warnings
 from collections.abc import AsyncIterator
@@ -15,6 +15,7 @@ from apps.middleware.flow_control import ConsumptionReporting, WindowedSending
 from apps.ui import markup
 from apps.ui.chat.chat_page import build_chat_page
 from apps.ui.classify import build_classify_page
+from apps.ui.cluster.cluster_page import build_cluster_page
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.models.model_download import add_download
 from apps.ui.models.models_page import build_models_page
@@ -43,7 +44,7 @@ SCRIPT = '<script src="page-assets/page.js" defer></script>'
 
 
 def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
-    """Build the four pages; they call the API only when a browser opens them."""
+    """Build the pages; they call the API only when a browser opens them."""
     blocks: gr.Blocks
     with gr.Blocks(
         analytics_enabled=False,
@@ -64,6 +65,9 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
     with blocks.route("Models", "models"):
         _start_page("models")
         build_models_page(client)
+    with blocks.route("Cluster", "cluster"):
+        _start_page("cluster")
+        build_cluster_page(client)
     blocks.state_session_capacity = MAX_SESSIONS
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
     # By default Gradio polls its queue a thousand times a second.

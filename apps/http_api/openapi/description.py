@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from apps.fine_tuning.job_requests import FineTuneRequest
-from apps.http_api.openapi import model_schemas, response_schemas, text_schemas
+from apps.http_api.openapi import cluster_schemas, model_schemas, response_schemas, text_schemas
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication
 from apps.http_api.routes.models import Merging
@@ -95,6 +95,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("delete", "/v1/aliases/{name}"): _json(response_schemas.Deletion),
     ("get", "/v1/aliases/{name}/events"): _json(model_schemas.AliasEventList),
     ("post", "/v1/aliases/{name}/rollback"): _json(model_schemas.ModelAlias),
+    ("get", "/v1/cluster"): _json(cluster_schemas.Cluster),
     ("post", "/v1/classify"): _json(text_schemas.ClassificationList),
     ("post", "/v1/embeddings"): _json(text_schemas.EmbeddingList),
     ("post", "/v1/chat/completions"): {

@@ -34,7 +34,7 @@ _SESSION_RULE = "1 to 100 letters, digits or underscores"
 # Allowed paths by method, relative to the page's prefix.
 OPEN_ROUTES = {
     "GET": re.compile(
-        r"/|/(runs|chat|classify|models)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
+        r"/|/(runs|chat|classify|models|cluster)/?|/theme\.css|/favicon\.ico|/(assets|static)/[\w./@%~+-]{1,200}"
         r"|/page-assets/[\w.-]{1,100}|/models/[\w.-]{1,128}/archive"
         r"|/gradio_api/(queue/data|heartbeat/\w+)"
     ),
