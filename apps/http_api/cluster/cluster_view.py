@@ -10,10 +10,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
-
-import httpx
 
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
@@ -25,7 +23,7 @@ from apps.http_api.cluster.machine_use import (
     MachineUse,
     UseSample,
 )
-from apps.http_api.cluster.node_metrics import NodeMetrics, ReplicaModel, fetch_node_metrics
+from apps.http_api.cluster.node_metrics import NodeMetrics, ReplicaModel, fetch_metrics
 from apps.http_api.cluster.process_use import ProcessMonitor, Purpose, PurposeUse, list_shares
 from apps.http_api.cluster.ray_nodes import ClusterNodes, RayNode
 from storage.durable import DamagedFileError
@@ -70,7 +68,6 @@ class ClusterView:
         self._nodes, self._machine = nodes, machine
         self._processes = ProcessMonitor()
         self._thread = DedicatedThread("cluster-view")
-        self._http = httpx.AsyncClient(trust_env=False)
         self._reading: asyncio.Task[Mapping[str, object]] | None = None
         self._read_at = -LIFETIME_S
         self._metrics: Mapping[str, NodeMetrics] = {}
@@ -151,8 +148,8 @@ class ClusterView:
         if time.monotonic() - self._metrics_at >= METRICS_LIFETIME_S:
             self._metrics_at = time.monotonic()
             urls = {node.id: node.metrics_url for node in nodes if node.metrics_url is not None}
-            calls = (fetch_node_metrics(self._http, url) for url in urls.values())
-            self._metrics = dict(zip(urls, await asyncio.gather(*calls), strict=True))
+            found = await fetch_metrics(list(urls.values())) if urls else []
+            self._metrics = dict(zip(urls, found, strict=True))
             for node in nodes:
                 self._record(node, self._metrics.get(node.id, _NO_METRICS))
         return self._metrics
@@ -180,7 +177,7 @@ class ClusterView:
             "id": node.id[:8],
             "is_head": node.is_head,
             "num_cpus": node.num_cpus,
-            "gpus": [gpu._asdict() for gpu in metrics.gpus],
+            "gpus": [asdict(gpu) for gpu in metrics.gpus],
         }
         if not node.is_this:
             history = self._histories.get(node.id, ())

@@ -125,5 +125,7 @@ def _list_processes(root: psutil.Process) -> Iterator[ProcessInfo]:
 def list_shares(uses: Mapping[Purpose, PurposeUse]) -> dict[str, float] | None:
     """Return the shares of the processors by purpose; None if they are not known yet."""
     shares = {purpose: use.cpu_share for purpose, use in uses.items()}
-    known = {purpose: round(share, 3) for purpose, share in shares.items() if share is not None}
+    known: dict[str, float] = {
+        purpose: round(share, 3) for purpose, share in shares.items() if share is not None
+    }
     return known if len(known) == len(shares) else None
