@@ -141,10 +141,13 @@ class _Page:
         try:
             view = await read_view(self._client, shown)
         except ApiClientError as exc:  # the next tick retries
-            return [_show_notice(describe_error(exc), "error"), gr.skip(), gr.skip(), shown]
+            error = _show_notice(describe_error(exc), "error")
+            return [error, gr.skip(), gr.skip(), replace(shown, digest="")]
         if view.shown.digest == shown.digest:
             return [gr.skip()] * len(self.outputs)
-        return [gr.skip() if not view.notice else _show_notice(view.notice), *_list_updates(view)]
+        keeps_notice = shown.digest and not view.notice  # of an action, not of a failed update
+        notice = gr.skip() if keeps_notice else _show_notice(view.notice, "error")
+        return [notice, *_list_updates(view)]
 
     async def change_models(self, shown: ShownModel, event: gr.EventData) -> list[Any]:
         """Open a model, the list or a history; or change a model or an alias, and show it."""
