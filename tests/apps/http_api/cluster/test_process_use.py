@@ -2,6 +2,9 @@
 
 import os
 
+import psutil
+import pytest
+
 from apps.http_api.cluster import process_use
 from apps.http_api.cluster.process_use import (
     ProcessInfo,
@@ -44,9 +47,7 @@ def test_process_outside_of_ray_has_no_cluster() -> None:
     assert ProcessMonitor().read() is None
 
 
-def test_second_reading_has_processor_shares(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    import psutil
-
+def test_second_reading_has_processor_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     own = psutil.Process(os.getpid())
     monkeypatch.setattr(process_use, "_find_cluster_root", lambda: own)
     monitor = ProcessMonitor()
@@ -54,7 +55,7 @@ def test_second_reading_has_processor_shares(monkeypatch) -> None:  # type: igno
     assert first is not None
     assert first["system"].memory_bytes > 1_000_000
     assert list_shares(first) is None
-    sum(number * number for number in range(300_000))
+    sum(number * number for number in range(2_000_000))
     second = monitor.read()
     assert second is not None
     shares = list_shares(second)

@@ -1,5 +1,6 @@
 """The cluster over HTTP, with nodes that a test defines."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,12 +115,23 @@ async def test_other_nodes_and_models_are_read_from_metrics(
 async def test_requests_share_a_reading(
     layout: StorageLayout, queue: RunQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cluster_view, "LIFETIME_S", 1e9)
     nodes = NotedNodes()
     client = make_client(layout, queue, nodes)
     for _ in range(3):
         await read(client)
     assert nodes.num_reads == 1
     monkeypatch.setattr(cluster_view, "LIFETIME_S", 0.0)
-    found = await read(client)
+    await read(client)
     assert nodes.num_reads == 2
-    assert found["dashboard_url"] == "http://127.0.0.1:8265"
+
+
+async def test_dashboard_is_shown_once_the_cluster_has_named_it(
+    layout: StorageLayout, queue: RunQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_view, "LIFETIME_S", 0.0)
+    client = make_client(layout, queue, NotedNodes())
+    async with asyncio.timeout(60):
+        while (await read(client))["dashboard_url"] is None:
+            pass
+    assert (await read(client))["dashboard_url"] == "http://127.0.0.1:8265"
