@@ -124,7 +124,12 @@ def test_alias_is_promoted_rolled_back_and_removed(page: Page, storage: ModelsSt
     expect(page.locator(".ts-aliases > li")).to_have_count(1)
 
     production = page.locator(".ts-aliases > li").filter(has_text="production")
-    production.locator("summary", has_text="Remove").click()
+    remove = production.locator("summary", has_text="Remove")
+    remove.click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Remove alias")).to_be_hidden()
+    expect(remove).to_be_focused()
+    remove.click()
     page.get_by_role("button", name="Remove alias").click()
     expect(page.locator("#models-notice")).to_contain_text("production was removed")
     assert storage.store.read_aliases().keys() == {"latest"}

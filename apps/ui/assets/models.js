@@ -73,6 +73,19 @@ element.addEventListener("click", (event) => {
   }
 });
 
+// Escape, or a click elsewhere, withdraws a confirmation.
+function closeConfirmations(except) {
+  for (const open of element.querySelectorAll(".ts-confirm[open]")) if (open !== except) open.open = false;
+}
+
+document.addEventListener("click", (event) => closeConfirmations(event.target.closest?.(".ts-confirm")));
+element.addEventListener("keydown", (event) => {
+  const confirmation = event.key === "Escape" && event.target.closest(".ts-confirm[open]");
+  if (!confirmation) return;
+  confirmation.open = false;
+  confirmation.querySelector("summary").focus();
+});
+
 element.addEventListener("submit", (event) => {
   event.preventDefault();
   const form = event.target;
