@@ -150,6 +150,9 @@ class AliasWatcher:
                     if not one.stored.is_adapter  # the load of a base is also its adapters'
                 }
             )
+            self._metrics.record_sizes(
+                {one.stored.id: one.size_bytes for one in self._models.list_loaded()}
+            )
             await asyncio.sleep(self._poll_s)
 
     def _start_moves(self, desired: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ Ray adds the prefix `ray_` to the metric names, and the suffix `_total` to those
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -104,7 +104,9 @@ class GeneratorMetrics:
         self._waiting = Gauge("tuneserve_waiting_requests", "Requests before the batch.", model)
         self._cache = Gauge("tuneserve_cache_use", "Share of the cache taken, 0 to 1.", model)
         self._loaded = Gauge("tuneserve_loaded_models", "Models in memory.")
+        self._bytes = Gauge("tuneserve_model_bytes", "Memory reserved for a loaded model.", model)
         self._recorded_models: set[str] = set()
+        self._measured_models: set[str] = set()
 
     @contextmanager
     def observe_request(self, request: ObservedRequest) -> Iterator[RequestRecord]:
@@ -143,6 +145,13 @@ class GeneratorMetrics:
                 self._waiting.set(load.num_waiting, tags=tags)
                 self._cache.set(load.cache_use, tags=tags)
         self._recorded_models = set(loads)
+
+    def record_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Set the gauge of memory to the bytes of the loaded models, by model id."""
+        with _log_failure():
+            for model_id in self._measured_models | sizes.keys():
+                self._bytes.set(sizes.get(model_id, 0), tags={"model": model_id})
+        self._measured_models = set(sizes)
 
     def _record_request(self, record: RequestRecord, outcome: str) -> None:
         tags = {"model": record.model_id}

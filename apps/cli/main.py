@@ -17,6 +17,7 @@ from apps.cli import preflight
 from apps.cli.backup import backup, restore
 from apps.cli.chat import chat
 from apps.cli.classify import classify
+from apps.cli.cluster import cluster
 from apps.cli.doctor import doctor
 from apps.cli.files import files
 from apps.cli.jobs import jobs
@@ -41,6 +42,7 @@ _VLLM_DEPLOY_NAME = "deploy.vllm.yaml"
 cli = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 cli.command()(chat)
 cli.command()(classify)
+cli.command()(cluster)
 cli.command()(doctor)
 cli.command()(backup)
 cli.command()(restore)

@@ -71,14 +71,14 @@ def promote(
     alias: AliasName, model_id: ModelId, url: Url = DEFAULT_URL, as_json: AsJson = False
 ) -> None:
     """Point an alias to a model."""
-    moved = run_with_api(url, lambda api: api.models.point_alias(alias, model_id))
+    moved = run_with_api(url, lambda api: api.aliases.point(alias, model_id))
     show(moved.raw, as_json, lambda: _describe_alias(moved))
 
 
 @models.command()
 def rollback(alias: AliasName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Point an alias to its previous model."""
-    moved = run_with_api(url, lambda api: api.models.roll_back_alias(alias))
+    moved = run_with_api(url, lambda api: api.aliases.roll_back(alias))
     show(moved.raw, as_json, lambda: _describe_alias(moved))
 
 

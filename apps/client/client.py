@@ -7,7 +7,9 @@ from typing import Self, TypeVar
 import httpx
 
 from apps.client.access import AccessClient
+from apps.client.aliases import AliasesClient
 from apps.client.api_description import DescriptionClient
+from apps.client.cluster import ClusterClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ApiConnection, ClientTimeouts
 from apps.client.files import FilesClient
 from apps.client.job_outputs import JobOutputsClient
@@ -44,6 +46,8 @@ class ApiClient:
         self.files = FilesClient(self._connection)
         self.rows = RowsClient(self._connection)
         self.models = ModelsClient(self._connection)
+        self.aliases = AliasesClient(self._connection)
+        self.cluster = ClusterClient(self._connection)
         self.text = TextClient(self._connection)
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Requests for models and aliases."""
+"""Requests for models."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
@@ -7,16 +7,22 @@ from typing import Literal
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
 from apps.client.errors import RequestRefusedError
-from apps.client.resources import Model, ModelAlias, ModelMerge, read_resource, read_resources
+from apps.client.resources import (
+    Model,
+    ModelCard,
+    ModelMerge,
+    read_resource,
+    read_resources,
+)
 
-MODELS_PATH, ALIASES_PATH = "/v1/models", "/v1/aliases"
+MODELS_PATH = "/v1/models"
 ArchiveFormat = Literal["tar", "zip"]
 _MERGE_INTERVAL_S = 1.0
 _FORGOTTEN = ModelMerge(id="", adapter="", status="succeeded")  # the model shows whether it was
 
 
 class ModelsClient:
-    """Lists, shows, imports, merges, exports and deletes models; moves aliases."""
+    """Lists, shows, imports, merges, exports and deletes models."""
 
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
@@ -34,6 +40,11 @@ class ModelsClient:
         """Return the base, data and settings that a model was made from."""
         request = ApiRequest("GET", join_path(MODELS_PATH, model_id, "lineage"))
         return await self._connection.read_object(request)
+
+    async def get_card(self, model_id: str) -> ModelCard:
+        """Return the README, files, size and architecture of a model."""
+        request = ApiRequest("GET", join_path(MODELS_PATH, model_id, "card"))
+        return read_resource(ModelCard, await self._connection.read_object(request))
 
     async def add(
         self, model_id: str, archive: AsyncIterable[bytes], base_model: str | None = None
@@ -83,22 +94,11 @@ class ModelsClient:
 
     @asynccontextmanager
     async def export(
-        self, model_id: str, archive_format: ArchiveFormat
+        self, model_id: str, archive_format: ArchiveFormat, key: str | None = None
     ) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        """Stream a model as one archive."""
+        """Stream a model as one archive; with `key` in place of the client's key."""
         path = join_path(MODELS_PATH, model_id, "archive")
-        request = ApiRequest("GET", path, query={"format": archive_format}, kind="transfer")
+        query = {"format": archive_format}
+        request = ApiRequest("GET", path, query=query, key=key, kind="transfer")
         async with self._connection.stream(request) as response:
             yield response.aiter_bytes()
-
-    async def point_alias(self, alias: str, model_id: str) -> ModelAlias:
-        """Point an alias to a model."""
-        path = join_path(ALIASES_PATH, alias)
-        request = ApiRequest("PUT", path, json={"model": model_id})
-        return read_resource(ModelAlias, await self._connection.read_object(request))
-
-    async def roll_back_alias(self, alias: str) -> ModelAlias:
-        """Point an alias to its previous model."""
-        path = join_path(ALIASES_PATH, alias, "rollback")
-        request = ApiRequest("POST", path)
-        return read_resource(ModelAlias, await self._connection.read_object(request))

@@ -96,6 +96,10 @@ class Model(Resource):
     checkpoint_step: int | None = None
     kind: str = "model"
     base_model: str | None = None
+    bytes: int = 0
+    tuned_from: str | None = None
+    data: str | None = None
+    metrics: Mapping[str, float] = {}
 
 
 class MergeProblem(Resource):
@@ -120,11 +124,56 @@ class ModelMerge(Resource):
         return self.status == "merging"
 
 
+class AliasMove(Resource):
+    """A move of an alias; `model` is None if the alias was removed."""
+
+    model: str | None = None
+    at: int = 0
+    rollback: bool = False
+
+
 class ModelAlias(Resource):
-    """A name that points to a model."""
+    """A name that points to a model, and its moves, oldest first.
+
+    `rollback_to` is the model that a rollback would point it to; None if there is none.
+    """
 
     id: str
     model: str
+    rollback_to: str | None = None
+    history: tuple[AliasMove, ...] = ()
+
+
+class AliasEvent(Resource):
+    """What one replica of the generator did when an alias moved."""
+
+    alias: str = ""
+    outcome: str = ""
+    model: str = ""
+    before: str | None = None
+    message: str = ""
+    at: int = 0
+
+
+class CardFile(Resource):
+    """A file of a model as it was published."""
+
+    name: str
+    bytes: int = 0
+
+
+class ModelCard(Resource):
+    """The content of a model; None for what is unknown."""
+
+    id: str
+    text: str | None = None
+    files: tuple[CardFile, ...] = ()
+    fault: str | None = None
+    num_parameters: int | None = None
+    dtype: str | None = None
+    architecture: str | None = None
+    context_length: int | None = None
+    rank: int | None = None
 
 
 class FileCheck(Resource):

@@ -21,6 +21,7 @@ from apps.access.roles import Permission, requires
 from apps.access.settings import AccessSettings
 from apps.errors import install_error_handlers
 from apps.file_store import FileStore
+from apps.http_api.cluster.cluster_view import ClusterView
 from apps.http_api.dependencies import Services
 from apps.http_api.openapi.description import install_description
 from apps.http_api.readiness import Readiness
@@ -29,12 +30,14 @@ from apps.http_api.routes import (
     aliases,
     chat,
     classify,
+    cluster,
     completions,
     embeddings,
     files,
     health,
     job_events,
     jobs,
+    model_cards,
     models,
     row_listing,
     upstream,
@@ -93,11 +96,14 @@ def build_routes(services: Services) -> FastAPI:
     )
     app.state.services = services
     app.state.readiness = Readiness(services)
+    app.state.cluster = ClusterView(
+        services.runs, services.model_sizes, services.nodes, services.machine
+    )
     install_error_handlers(app)
     for resource in (access, health, files, jobs, job_events, aliases, classify, embeddings):
         app.include_router(resource.router)
-    app.include_router(row_listing.router)
-    app.include_router(models.router)
+    for resource in (row_listing, models, model_cards, cluster):
+        app.include_router(resource.router)
     install_description(app)
     for resource in (
         (upstream,) if isinstance(services.text, UpstreamProxy) else (chat, completions)
@@ -156,6 +162,7 @@ class ApiReplica:
             max_streams=settings.max_streams,
             max_stream_age_s=settings.max_stream_age_s,
         )
+        self._services.machine.start()
 
     def __serve_build_asgi_app__(self) -> RequestLog:
         """Return the ASGI application to Serve, after this replica is set up."""

@@ -12,6 +12,8 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.rows.row_pages import RowQuery
 from apps.fine_tuning.rows.survey_objects import FindingKind
+from apps.http_api.cluster.machine_use import MachineMonitor
+from apps.http_api.cluster.ray_nodes import ClusterNodes, RayNodes
 from apps.settings import UsageLimits
 from apps.upstream.proxy import UpstreamProxy
 from serving.classification.embedding_request import EmbeddingRequest
@@ -125,11 +127,17 @@ class Services:
     metrics: MetricsReader = field(default_factory=MetricsReader)
     events: EventsReader = field(default_factory=EventsReader)
     limits: UsageLimits = field(default_factory=UsageLimits)
+    nodes: ClusterNodes = field(default_factory=RayNodes)
 
     @cached_property
     def runs(self) -> RunIndex:
         """Index of the runs, cached in this process."""
         return RunIndex(self.layout)
+
+    @cached_property
+    def machine(self) -> MachineMonitor:
+        """The use of this machine; `start` records its history."""
+        return MachineMonitor(self.layout.root)
 
     @cached_property
     def model_sizes(self) -> ModelSizes:

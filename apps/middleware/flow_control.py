@@ -30,6 +30,7 @@ _DELIVERED = "tuneserve.taken"
 _LARGE_BODIES = re.compile(r"/v1/(files|models/[^/]+)/?|/ui/gradio_api/upload")
 _LARGE_ANSWERS = re.compile(
     r"/v1/(files/[^/]+/content|models/[^/]+/archive|fine_tuning/jobs/[^/]+/logs)/?"
+    r"|/ui/models/[^/]+/archive"
 )
 
 

@@ -16,7 +16,16 @@ STATUS_WORDS = {
     "failed": "Failed",
     "cancelled": "Cancelled",
 }
-PAGES = (("", "Fine-tune"), ("runs", "Runs"), ("chat", "Chat"), ("classify", "Classify"))
+PAGES = (
+    ("", "Fine-tune"),
+    ("runs", "Runs"),
+    ("chat", "Chat"),
+    ("classify", "Classify"),
+    ("models", "Models"),
+    ("cluster", "Cluster"),
+)
+TITLES = {**dict(PAGES), "compare": "Compare models"}
+"""Titles of all pages; Compare is linked from Chat only."""
 API_PAGE = "api"
 _ICONS = {
     "": "M2 4h6m4 0h2M2 8h2m4 0h6M2 12h7m4 0h1M10 2.5v3m-4 1v3m5 1v3",

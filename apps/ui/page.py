@@ -8,14 +8,15 @@ from functools import partial
 import gradio as gr
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
-from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.middleware.flow_control import ConsumptionReporting
+from apps.middleware.flow_control import ConsumptionReporting, WindowedSending
 from apps.ui import markup
 from apps.ui.chat.chat_page import build_chat_page
 from apps.ui.classify import build_classify_page
+from apps.ui.cluster.cluster_page import build_cluster_page
 from apps.ui.compare.compare_page import build_compare_page
 from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
@@ -23,6 +24,8 @@ from apps.ui.frame.api_reference import render_reference
 from apps.ui.frame.assets import ASSETS, list_page_styles, send_asset
 from apps.ui.frame.document import render_document
 from apps.ui.frame.page_frame import PageFrame, send_not_found
+from apps.ui.models.model_download import ARCHIVE_TYPE, add_download
+from apps.ui.models.models_page import build_models_page
 from apps.ui.protection.access import PageGuard, read_password
 from apps.ui.protection.key_check import KeyCheck
 from apps.ui.protection.route_allowlist import RouteGuard
@@ -58,11 +61,17 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
         _start_page("chat")
         build_chat_page(client)
     with blocks.route("Compare", "compare"):
-        _start_page("chat")
+        _start_page("compare")
         build_compare_page(client)
     with blocks.route("Classify", "classify"):
         _start_page("classify")
         build_classify_page(client, uploads)
+    with blocks.route("Models", "models"):
+        _start_page("models")
+        build_models_page(client)
+    with blocks.route("Cluster", "cluster"):
+        _start_page("cluster")
+        build_cluster_page(client)
     blocks.state_session_capacity = MAX_SESSIONS
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
     # By default Gradio polls its queue a thousand times a second.
@@ -85,7 +94,9 @@ def build_http(settings: UiSettings) -> PageGuard:
         app.state.unread,
         send_not_found,
     )
-    return PageGuard(ConsumptionReporting(guarded), keys.check, needs_key=settings.needs_key())
+    return PageGuard(
+        ConsumptionReporting(WindowedSending(guarded)), keys.check, needs_key=settings.needs_key()
+    )
 
 
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:
@@ -113,6 +124,8 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
     async def send_file(name: str, v: str | None = None) -> Response:
         return send_asset(name, v)
 
+    add_download(app, client)
+
     @app.get("/favicon.ico")
     async def send_icon() -> Response:
         return FileResponse(ASSETS / "icon.svg", media_type="image/svg+xml")
@@ -127,7 +140,11 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         return HTMLResponse(render_document("HTTP API", markup.API_PAGE, content), status)
 
     app.add_middleware(PageFrame)
-    app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES)
+    app.add_middleware(
+        GZipMiddleware,
+        minimum_size=MIN_COMPRESSED_BYTES,
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, ARCHIVE_TYPE),
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # it is off
         gr.mount_gradio_app(
@@ -201,5 +218,5 @@ def build_theme() -> gr.themes.Base:
 
 
 def _start_page(path: str) -> None:
-    title = dict(markup.PAGES)[path]
+    title = markup.TITLES[path]
     gr.HTML(f'<h1 class="ts-hidden">{title}</h1>', elem_id="page-title")

@@ -167,6 +167,7 @@ class ClassifierReplica:
         model.check_answers(kind)
         loaded = await self._find_loaded(model, name)
         record.model_id = loaded.stored.id
+        self._metrics.record_sizes(self._pool.measure_loaded())
         return loaded
 
     async def _find_loaded(self, model: StoredModel, name: str) -> LoadedClassifier:

@@ -61,6 +61,10 @@ class ClassifierPool:
         """List the ids of the loaded models, sorted."""
         return sorted(loaded.stored.id for loaded in self._loaded.values())
 
+    def measure_loaded(self) -> dict[str, int]:
+        """Return the bytes of the loaded models by their ids."""
+        return {loaded.stored.id: loaded.size_bytes for loaded in self._loaded.values()}
+
     def find(self, model: StoredModel) -> LoadedClassifier | None:
         """Return the classifier of exactly this model if it is loaded, and mark it as used."""
         loaded = self._loaded.get(_make_key(model))

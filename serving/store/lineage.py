@@ -4,6 +4,8 @@ Training writes the file, with further fields. An imported model may have one to
 is validated.
 """
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,9 @@ from storage.lineage_file import (
 from storage.versioned_json import NewerFormatError, explain_invalid, write_object
 
 _MAX_IMPORTED_BYTES = 1 << 20
+_MAX_NAME_CHARACTERS = 200
+_MAX_METRICS = 100
+_METRIC_NAME = re.compile(r"loss|eval_\w{1,40}")
 
 
 class DataOrigin(BaseModel):
@@ -72,6 +77,24 @@ class Lineage(BaseModel):
         """Return the earliest ancestor that the file names; None if it names none."""
         root = self.root.base_model if self.root else None
         return root or self.base_model
+
+    def find_data_name(self) -> str | None:
+        """Return the name of the data, in at most `_MAX_NAME_CHARACTERS`; None if it has none."""
+        name = (self.data.model_extra or {}).get("name") if self.data else None
+        return name[:_MAX_NAME_CHARACTERS] if isinstance(name, str) else None
+
+    def list_metrics(self) -> dict[str, float]:
+        """Return the loss and the evaluation of the training, without those of single classes."""
+        found = (self.model_extra or {}).get("metrics")
+        if not isinstance(found, dict):
+            return {}
+        return {
+            name: float(value)
+            for name, value in list(found.items())[:_MAX_METRICS]
+            if _METRIC_NAME.fullmatch(name)
+            and isinstance(value, int | float)
+            and math.isfinite(value)
+        }
 
 
 def check_lineage(directory: Path) -> None:

@@ -12,7 +12,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from apps.fine_tuning.job_requests import FineTuneRequest
-from apps.http_api.openapi import model_schemas, response_schemas, row_schemas, text_schemas
+from apps.http_api.openapi import (
+    cluster_schemas,
+    model_schemas,
+    response_schemas,
+    row_schemas,
+    text_schemas,
+)
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication
 from apps.http_api.routes.models import Merging
@@ -91,6 +97,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("put", "/v1/models/{model_id}"): _json(model_schemas.Model),
     ("delete", "/v1/models/{model_id}"): _json(response_schemas.Deletion),
     ("get", "/v1/models/{model_id}/lineage"): _json(Lineage),
+    ("get", "/v1/models/{model_id}/card"): _json(model_schemas.ModelCard),
     ("post", "/v1/models/{model_id}/verify"): _json(model_schemas.ModelVerification),
     ("post", "/v1/models/{model_id}/merge"): _json(model_schemas.ModelMerge),
     ("get", "/v1/models/{model_id}/merges"): _json(model_schemas.ModelMergeList),
@@ -104,6 +111,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("delete", "/v1/aliases/{name}"): _json(response_schemas.Deletion),
     ("get", "/v1/aliases/{name}/events"): _json(model_schemas.AliasEventList),
     ("post", "/v1/aliases/{name}/rollback"): _json(model_schemas.ModelAlias),
+    ("get", "/v1/cluster"): _json(cluster_schemas.Cluster),
     ("post", "/v1/classify"): _json(text_schemas.ClassificationList),
     ("post", "/v1/embeddings"): _json(text_schemas.EmbeddingList),
     ("post", "/v1/chat/completions"): {

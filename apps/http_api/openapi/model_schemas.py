@@ -1,5 +1,6 @@
 """Schemas in `/openapi.json` of models, of their merges, and of aliases."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,6 +30,35 @@ class Model(_Answer):
         description="'adapter' for weights that are added to those of `base_model`."
     )
     base_model: str | None = Field(None, description="Id of an adapter's base model.")
+    bytes: int = Field(description="Size of its files.")
+    tuned_from: str | None = Field(description="Id of the model that it was fine-tuned from.")
+    data: str | None = Field(description="Name of the data that it was fine-tuned on.")
+    metrics: Mapping[str, float] = Field(
+        description="Training loss and evaluation ('eval_loss', 'eval_accuracy', …), if known."
+    )
+
+
+class CardFile(_Answer):
+    """A file of a model as it was published."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class ModelCard(_Answer):
+    """The content of a model: README, files, size and architecture; null for what is unknown."""
+
+    object: Literal["model.card"]
+    id: str
+    text: str | None = Field(description="Its README.md in Markdown, at most 100,000 bytes of it.")
+    files: list[CardFile]
+    fault: str | None = Field(description="Why its files cannot be listed.")
+    num_parameters: int | None = Field(description="Parameters of all tensors in its files.")
+    dtype: str | None = Field(description="Data type of most of them, as in 'bf16'.")
+    architecture: str | None
+    context_length: int | None = Field(description="Tokens.")
+    rank: int | None = Field(description="Rank of an adapter.")
 
 
 class ModelList(_Answer):
@@ -86,6 +116,7 @@ class ModelAlias(_Answer):
     id: str
     object: Literal["alias"]
     model: str
+    rollback_to: str | None = Field(description="The model that a rollback would point it to.")
     history: list[AliasMove]
 
 

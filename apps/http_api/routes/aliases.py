@@ -10,6 +10,7 @@ from pydantic import Field
 
 from apps.access.roles import Permission, requires
 from apps.fine_tuning.index.run_lookup import check_unreserved
+from apps.http_api.dependencies import Services
 from apps.http_api.json_body import JsonBody
 from apps.http_api.routes import ServicesOf, describe_body
 from serving.openai.protocol import MAX_MODEL_CHARACTERS, RequestPart, parse_part
@@ -34,7 +35,7 @@ class Promotion(RequestPart):
 def list_aliases(services: ServicesOf) -> Mapping[str, object]:
     """List all aliases by name."""
     aliases = services.models.read_aliases()
-    data = [describe_alias(name, aliases[name]) for name in sorted(aliases)]
+    data = [describe_alias(services, name, aliases[name]) for name in sorted(aliases)]
     return {"object": "list", "data": data}
 
 
@@ -42,7 +43,7 @@ def list_aliases(services: ServicesOf) -> Mapping[str, object]:
 @requires(Permission.READ_MODELS)
 def get_alias(services: ServicesOf, name: str) -> Mapping[str, object]:
     """Show the model that an alias points to, and all its moves, oldest first."""
-    return describe_alias(name, find_alias(services.models.read_aliases(), name))
+    return describe_alias(services, name, find_alias(services.models.read_aliases(), name))
 
 
 @router.get("/{name}/events")
@@ -61,14 +62,15 @@ async def promote(services: ServicesOf, name: str, body: JsonBody) -> Mapping[st
     promotion = parse_part(Promotion, body.value)
     await asyncio.to_thread(check_unreserved, services.layout, services.runs, name)
     alias = await asyncio.to_thread(services.models.point_alias, name, promotion.model)
-    return describe_alias(name, alias)
+    return await asyncio.to_thread(describe_alias, services, name, alias)
 
 
 @router.post("/{name}/rollback")
 @requires(Permission.ADMINISTER)
 async def roll_back(services: ServicesOf, name: str) -> Mapping[str, object]:
     """Point an alias to its previous model; a second call goes back one more model."""
-    return describe_alias(name, await asyncio.to_thread(services.models.roll_back_alias, name))
+    alias = await asyncio.to_thread(services.models.roll_back_alias, name)
+    return await asyncio.to_thread(describe_alias, services, name, alias)
 
 
 @router.delete("/{name}")
@@ -93,15 +95,18 @@ class AliasObject(TypedDict):
     id: str
     object: Literal["alias"]
     model: str
+    rollback_to: str | None
     history: list[AliasMove]
 
 
-def describe_alias(name: str, alias: Alias) -> AliasObject:
-    """Return an alias with its history."""
+def describe_alias(services: Services, name: str, alias: Alias) -> AliasObject:
+    """Return an alias with its history, and the model that a rollback would point it to."""
+    earlier = (one for one in alias.list_earlier() if one != alias.model_id)
     return {
         "id": name,
         "object": "alias",
         "model": alias.model_id,
+        "rollback_to": next((one for one in earlier if services.models.find(one)), None),
         "history": [
             {"model": move.model_id, "at": move.at, "rollback": move.is_rollback}
             for move in alias.history

@@ -54,7 +54,7 @@ def list_models(services: ServicesOf) -> Mapping[str, object]:
     roots = find_roots(models)
     return {
         "object": "list",
-        "data": [_describe(model, aliases, roots[model.id]) for model in models],
+        "data": [_describe(services, model, aliases, roots[model.id]) for model in models],
     }
 
 
@@ -199,6 +199,10 @@ class ModelObject(TypedDict):
     checkpoint_step: int | None
     kind: Literal["model", "adapter"]
     base_model: NotRequired[str]
+    bytes: int
+    tuned_from: str | None
+    data: str | None
+    metrics: Mapping[str, float]
 
 
 def _describe_merge(note: MergeNote) -> Mapping[str, object]:
@@ -224,10 +228,13 @@ def _find_base(services: Services, name: str | None) -> str | None:
 
 def describe_model(services: Services, model: StoredModel) -> ModelObject:
     """Return a model in OpenAI's format, with its aliases and its origin."""
-    return _describe(model, services.models.read_aliases(), services.models.reader.find_root(model))
+    root = services.models.reader.find_root(model)
+    return _describe(services, model, services.models.read_aliases(), root)
 
 
-def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> ModelObject:
+def _describe(
+    services: Services, model: StoredModel, aliases: Mapping[str, Alias], root: str
+) -> ModelObject:
     is_base = model.lineage.run_id is None and model.lineage_fault is None
     described: ModelObject = {
         "id": model.id,
@@ -241,6 +248,10 @@ def _describe(model: StoredModel, aliases: Mapping[str, Alias], root: str) -> Mo
         "run_id": model.lineage.run_id,
         "checkpoint_step": model.lineage.checkpoint_step,
         "kind": "adapter" if model.is_adapter else "model",
+        "bytes": services.model_sizes.measure_model(model.id),
+        "tuned_from": model.lineage.base_model,
+        "data": model.lineage.find_data_name(),
+        "metrics": model.lineage.list_metrics(),
     }
     if model.is_adapter and model.lineage.base_model is not None:
         described["base_model"] = model.lineage.base_model

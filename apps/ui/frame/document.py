@@ -35,7 +35,7 @@ def render_document(title: str, current: str | None, content: str, base: str = "
 def complete_document(html: str, current: str) -> str:
     """Return Gradio's document of a page with our head and header."""
     theme_hash = next(iter(_THEME_HASH.findall(html)), "")
-    title = dict(markup.PAGES).get(current, "")
+    title = markup.TITLES.get(current, "")
     head, top = _render_head(title, theme_hash), _render_top(current)
     html = _UNUSED.sub("", html)
     html = html.replace('control_page_title="true"', 'control_page_title="false"', 1)

@@ -214,9 +214,10 @@ class Client:
             await app(scope, self.receive, self.send)
 
 
-async def test_response_is_produced_at_most_one_window_ahead() -> None:
+@pytest.mark.parametrize("path", [CONTENT, "/v1/models/a/archive", "/ui/models/a/archive"])
+async def test_response_is_produced_at_most_one_window_ahead(path: str) -> None:
     replica, client = EndlessQueue(WindowedSending(answer_at_once)), Client()
-    await client.ask(DeliveryReporting(replica))
+    await client.ask(DeliveryReporting(replica), path)
     assert client.num_bytes == 300 * len(PIECE)
     assert 5_000 < replica.most <= 10_000 + 2_000 + len(PIECE)
 

@@ -76,6 +76,8 @@ class PageCaller:
             "/chat",
             "/compare",
             "/classify",
+            "/models",
+            "/cluster",
         ):  # each has its own part of the configuration
             page = self.http.get(path).text
             text = page.partition("window.gradio_config = ")[2].partition(";</script>")[0]

@@ -18,7 +18,9 @@ def page(api: StubApi) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("path", ["/", "/runs", "/chat", "/classify", "/runs?run=ftjob-1"])
+@pytest.mark.parametrize(
+    "path", ["/", "/runs", "/chat", "/classify", "/models", "/cluster", "/runs?run=ftjob-1"]
+)
 def test_each_page_has_its_url_below_prefix(page: str, path: str) -> None:
     answer = httpx.get(page + path)
     assert answer.status_code == 200

@@ -1,0 +1,1 @@
+"""What the machines of the cluster are used for."""

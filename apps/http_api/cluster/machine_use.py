@@ -1,0 +1,94 @@
+"""The processor, memory and disk of this machine: their present use, and that of the last minutes.
+
+A thread reads the use of processor and memory every ten seconds, which takes less than a
+millisecond.
+"""
+
+import shutil
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+INTERVAL_S = 10.0
+NUM_SAMPLES = 60
+_MIN_AGE_S = 1.0  # the use of the processor is measured between two readings
+
+
+class UseSample(NamedTuple):
+    """The shares of processor and memory that were in use at a moment, each from 0 to 1."""
+
+    cpu: float
+    memory: float
+
+
+class MachineUse(NamedTuple):
+    """The use of a machine; sizes in bytes."""
+
+    num_cpus: float
+    cpu_share: float
+    memory_used: int
+    memory_total: int
+    disk_used: int
+    disk_total: int
+
+    def to_sample(self) -> UseSample:
+        """Return the shares for the history."""
+        memory = self.memory_used / self.memory_total if self.memory_total else 0.0
+        return UseSample(round(self.cpu_share, 3), round(memory, 3))
+
+
+class MachineMonitor:
+    """Measures this machine; safe to share between threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._history: deque[UseSample] = deque(maxlen=NUM_SAMPLES)
+        self._read_at = 0.0
+        self._cpu_share = 0.0
+        psutil.cpu_percent()  # the first value is meaningless
+
+    def start(self) -> None:
+        """Record the history from now on, until the process ends."""
+        threading.Thread(target=self._keep_recording, name="machine-use", daemon=True).start()
+
+    def list_history(self) -> list[UseSample]:
+        """Return the samples of the last minutes, one every `INTERVAL_S`, oldest first."""
+        with self._lock:
+            return list(self._history)
+
+    def read(self) -> MachineUse:
+        """Return the present use; that of the processor is the mean since the last reading."""
+        memory = psutil.virtual_memory()
+        disk = shutil.disk_usage(self._root)
+        return MachineUse(
+            num_cpus=float(psutil.cpu_count() or 1),
+            cpu_share=self._read_cpu(),
+            memory_used=memory.total - memory.available,
+            memory_total=memory.total,
+            disk_used=disk.used,
+            disk_total=disk.total,
+        )
+
+    def record(self) -> None:
+        """Add the present use to the history."""
+        sample = self.read().to_sample()
+        with self._lock:
+            self._history.append(sample)
+
+    def _read_cpu(self) -> float:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._read_at >= _MIN_AGE_S:
+                self._read_at = now
+                self._cpu_share = psutil.cpu_percent() / 100
+            return self._cpu_share
+
+    def _keep_recording(self) -> None:
+        while True:
+            time.sleep(INTERVAL_S)
+            self.record()

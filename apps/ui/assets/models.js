@@ -1,0 +1,126 @@
+// The page "Models" (apps/ui/models/models_page.py): `element` is the root of its HTML component.
+"use strict";
+
+const state = { filter: "", column: null, isDescending: false, focusesHeading: false };
+
+function applyFilter() {
+  const rows = [...element.querySelectorAll(".ts-models tbody tr")];
+  const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const row of rows) row.hidden = !words.every((word) => row.dataset.text.includes(word));
+  const count = element.querySelector("#models-count");
+  if (!count) return;
+  const shown = rows.filter((row) => !row.hidden).length;
+  count.textContent = words.length ? shown + " of " + rows.length + " models" : rows.length + " models";
+}
+
+function compare(first, second) {
+  const [a, b] = [first, second].map((row) => row.cells[state.column].dataset.value);
+  if (!a || !b) return (a ? 0 : 1) - (b ? 0 : 1); // rows without a value come last
+  const order = isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b;
+  return state.isDescending ? -order : order;
+}
+
+function applyOrder() {
+  if (state.column === null) return;
+  const body = element.querySelector(".ts-models tbody");
+  if (!body) return;
+  body.append(...[...body.rows].sort(compare));
+  element.querySelectorAll(".ts-models th").forEach((head, place) => {
+    const isSorted = place === state.column;
+    head.setAttribute("aria-sort", isSorted ? (state.isDescending ? "descending" : "ascending") : "none");
+  });
+}
+
+function showState() {
+  for (const origin of element.querySelectorAll(".ts-origin")) origin.textContent = location.origin;
+  const field = element.querySelector("#models-filter");
+  if (field && field.value !== state.filter) field.value = state.filter;
+  applyFilter();
+  applyOrder();
+}
+
+function nameShown() {
+  return element.querySelector(".ts-models-view")?.dataset.shown ?? "";
+}
+
+function open(model) {
+  state.focusesHeading = true;
+  trigger("click", { action: "open", model });
+}
+
+element.addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-open]");
+  const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
+  if (link && isPlain && event.button === 0) {
+    event.preventDefault();
+    history.pushState(null, "", link.href);
+    open(new URL(link.href).searchParams.get("model") ?? "");
+    return;
+  }
+  const head = event.target.closest("button[data-sort]");
+  if (head) {
+    const column = Number(head.dataset.sort);
+    state.isDescending = state.column === column && !state.isDescending;
+    state.column = column;
+    applyOrder();
+    return;
+  }
+  const button = event.target.closest("button[data-action]");
+  if (button) {
+    button.disabled = true;
+    button.setAttribute("aria-busy", "true");
+    trigger("click", { ...button.dataset });
+  }
+});
+
+// Escape, or a click elsewhere, withdraws a confirmation.
+function closeConfirmations(except) {
+  for (const open of element.querySelectorAll(".ts-confirm[open]")) if (open !== except) open.open = false;
+}
+
+document.addEventListener("click", (event) => closeConfirmations(event.target.closest?.(".ts-confirm")));
+element.addEventListener("keydown", (event) => {
+  const confirmation = event.key === "Escape" && event.target.closest(".ts-confirm[open]");
+  if (!confirmation) return;
+  confirmation.open = false;
+  confirmation.querySelector("summary").focus();
+});
+
+element.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const form = event.target;
+  form.querySelector("button").disabled = true;
+  trigger("click", { ...form.dataset, alias: form.elements.alias.value });
+});
+
+element.addEventListener("input", (event) => {
+  if (event.target.id !== "models-filter") return;
+  state.filter = event.target.value;
+  applyFilter();
+});
+
+watch("value", showState);
+
+// After each action, also one that failed.
+document.addEventListener("models-done", () => {
+  for (const button of element.querySelectorAll("[aria-busy], form button")) {
+    button.disabled = false;
+    button.removeAttribute("aria-busy");
+  }
+  const shown = nameShown();
+  const isNamed = (new URLSearchParams(location.search).get("model") ?? "") === shown;
+  if (!isNamed) {
+    const query = shown ? "?model=" + encodeURIComponent(shown) : "";
+    history.replaceState(null, "", location.pathname + query);
+  }
+  if (!state.focusesHeading) return;
+  state.focusesHeading = false;
+  window.scrollTo(0, 0);
+  element.querySelector("h2")?.focus({ preventScroll: true });
+});
+
+window.addEventListener("popstate", () => {
+  open(new URLSearchParams(location.search).get("model") ?? "");
+});
+
+showState();

@@ -1,0 +1,76 @@
+"""The page "Cluster": what the machines are used for, updated while it is open."""
+
+from hashlib import sha256
+from typing import Any
+
+import gradio as gr
+
+from apps.access.keyless import find_foreign_request
+from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError
+from apps.ui import markup
+from apps.ui.cluster.cluster_markup import render_cluster
+from apps.ui.error_messages import describe_error
+
+INTERVAL_S = 10.0
+BYTES_PER_INTERVAL = 12_000
+"""A larger page is updated less often, so that an open tab causes little traffic."""
+
+
+def choose_interval(num_bytes: int) -> float:
+    """Return the seconds until the next update of a page of this size."""
+    return INTERVAL_S * max(1.0, num_bytes / BYTES_PER_INTERVAL)
+
+
+def is_on_this_machine(request: gr.Request) -> bool:
+    """Return whether the visitor's browser runs on the machine of the page."""
+    client = None if request.client is None else (request.client.host, request.client.port)
+    return client is not None and find_foreign_request(request.headers, client) is None
+
+
+class _Page:
+    """The components of the page and their event handlers."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self.notice = gr.HTML(visible=False, elem_id="cluster-notice")
+        self.view = gr.HTML(
+            '<p class="ts-empty">Loading…</p>', elem_id="cluster-view", apply_default_css=False
+        )
+        self.timer = gr.Timer(INTERVAL_S)
+        self.digest: gr.State = gr.State("")
+        self.outputs = [self.notice, self.view, self.timer, self.digest]
+
+    async def show_cluster(self, digest: str, request: gr.Request) -> list[Any]:
+        """Show the cluster, unless it has not changed; an error leaves what is shown."""
+        try:
+            state = await self._client.cluster.get()
+        except ApiClientError as exc:  # the next tick retries
+            notice = markup.render_notice(describe_error(exc), "error")
+            return [gr.HTML(notice, visible=True), gr.skip(), gr.skip(), ""]
+        url = state.dashboard_url if is_on_this_machine(request) else None
+        html = render_cluster(state, url)
+        found = sha256(html.encode(errors="surrogatepass")).hexdigest()
+        if found == digest:
+            return [gr.skip()] * len(self.outputs)
+        interval_s = choose_interval(len(html))
+        return [gr.HTML("", visible=False), html, gr.Timer(interval_s), found]
+
+
+def build_cluster_page(client: ApiClient) -> None:
+    """Lay out the page and its events inside the current Blocks."""
+    page = _Page(client)
+    gr.on(
+        fn=page.show_cluster,
+        inputs=page.digest,
+        outputs=page.outputs,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    page.timer.tick(
+        page.show_cluster,
+        page.digest,
+        page.outputs,
+        show_progress="hidden",
+        api_visibility="private",
+    )

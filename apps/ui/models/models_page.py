@@ -1,0 +1,213 @@
+"""The page "Models": all published models, or one of them with its lineage and its aliases.
+
+The URL names the shown model. The timer requests the lists, and what has not changed is not sent to
+the browser again. The content of a model never changes, so it is requested once per session.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError
+from apps.client.resources import Model, ModelAlias
+from apps.ui import markup
+from apps.ui.error_messages import describe_error
+from apps.ui.models.model_actions import ModelAction, perform, read_action
+from apps.ui.models.model_detail import (
+    ModelContent,
+    ModelView,
+    render_import_commands,
+    render_model,
+)
+from apps.ui.models.model_list import HandoverHistory, render_aliases, render_models
+
+INTERVAL_S = 15.0
+SCRIPT = Path(__file__).parents[1] / "assets" / "models.js"
+DONE_JS = "() => { document.dispatchEvent(new Event('models-done')); }"
+UNKNOWN_MODEL_NOTE = "There is no model {!r}; these are all."
+_HEADING = re.compile(r"^(#{1,4})(?=\s)", re.MULTILINE)
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ShownModel:
+    """What a tab shows: a model or the list, the alias whose history is open, and a hash of it."""
+
+    model_id: str = ""
+    alias: str = ""
+    content: ModelContent | None = None
+    digest: str = ""
+
+
+NOTHING_SHOWN = ShownModel()
+
+
+@dataclass(frozen=True)
+class ModelsView:
+    """The content of the page at one moment."""
+
+    shown: ShownModel
+    html: str
+    card: str = ""
+    notice: str = ""
+
+
+async def read_view(client: ApiClient, shown: ShownModel) -> ModelsView:
+    """Request the page's content from the API; raises `ApiClientError`."""
+    models, aliases, access = await asyncio.gather(
+        client.models.list_all(), client.aliases.list_all(), client.access.get()
+    )
+    history = await _read_history(client, aliases, shown.alias)
+    model = find_model(models, shown.model_id)
+    if model is None:
+        notice = UNKNOWN_MODEL_NOTE.format(shown.model_id) if shown.model_id else ""
+        html = (
+            '<h2 tabindex="-1">Models</h2>'
+            f"{render_models(models)}"
+            f"<section><h3>Aliases</h3>{render_aliases(aliases, access, history)}</section>"
+            f"{render_import_commands(access)}"
+        )
+        return _digest(ShownModel(alias=shown.alias), html, notice=notice)
+    content = shown.content
+    if content is None or content.card.id != model.id:
+        card, lineage = await asyncio.gather(
+            client.models.get_card(model.id), client.models.get_lineage(model.id)
+        )
+        content = ModelContent(card, lineage)
+    view = ModelView(model, content, models, aliases, access, history)
+    shown = ShownModel(model.id, shown.alias, content)
+    return _digest(shown, render_model(view), prepare_card(content.card.text))
+
+
+async def _read_history(
+    client: ApiClient, aliases: list[ModelAlias], name: str
+) -> HandoverHistory | None:
+    alias = next((alias for alias in aliases if alias.id == name), None)
+    if alias is None:
+        return None
+    return HandoverHistory(alias, tuple(await client.aliases.list_events(name)))
+
+
+def _digest(shown: ShownModel, html: str, card: str = "", notice: str = "") -> ModelsView:
+    digest = sha256(f"{html}\0{card}".encode(errors="surrogatepass")).hexdigest()
+    return ModelsView(replace(shown, digest=digest), html, card, notice)
+
+
+def find_model(models: list[Model], name: str) -> Model | None:
+    """Return the model with this id, or else the one that this alias points to."""
+    by_alias = (model for model in models if name in model.aliases)
+    return next((model for model in models if model.id == name), next(by_alias, None))
+
+
+def prepare_card(text: str | None) -> str:
+    """Return a model card in Markdown below a heading of this page, without its metadata."""
+    if not text:
+        return ""
+    body = _FRONT_MATTER.sub("", text.replace("\r\n", "\n")).strip()
+    body = _HEADING.sub(r"###\1", body)
+    return f"### Model card\n\n{body}" if body else ""
+
+
+class _Page:
+    """The components of the page and their event handlers."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self.notice = gr.HTML(visible=False, elem_id="models-notice")
+        self.view = gr.HTML(
+            '<p class="ts-empty">Loading…</p>',
+            elem_id="models-view",
+            js_on_load=SCRIPT.read_text(),
+            apply_default_css=False,
+        )
+        self.card = gr.Markdown(visible=False, elem_id="model-card")
+        self.timer = gr.Timer(INTERVAL_S)
+        self.shown: gr.State = gr.State(NOTHING_SHOWN)
+        self.outputs = [self.notice, self.view, self.card, self.shown]
+
+    async def show_models(self, request: gr.Request) -> list[Any]:
+        """Show the model that the URL names, or all."""
+        return await self._show(ShownModel(request.query_params.get("model", "")))
+
+    async def update_models(self, shown: ShownModel) -> list[Any]:
+        """Update what is shown, if it has changed."""
+        try:
+            view = await read_view(self._client, shown)
+        except ApiClientError as exc:  # the next tick retries
+            error = _show_notice(describe_error(exc), "error")
+            return [error, gr.skip(), gr.skip(), replace(shown, digest="")]
+        if view.shown.digest == shown.digest:
+            return [gr.skip()] * len(self.outputs)
+        keeps_notice = shown.digest and not view.notice  # of an action, not of a failed update
+        notice = gr.skip() if keeps_notice else _show_notice(view.notice, "error")
+        return [notice, *_list_updates(view)]
+
+    async def change_models(self, shown: ShownModel, event: gr.EventData) -> list[Any]:
+        """Open a model, the list or a history; or change a model or an alias, and show it."""
+        action = read_action(event._data)
+        if action.name == "open":
+            return await self._show(ShownModel(action.model))
+        if action.name == "history":
+            alias = "" if action.alias == shown.alias else action.alias
+            return await self._show(replace(shown, alias=alias))
+        return await self._change(shown, action)
+
+    async def _change(self, shown: ShownModel, action: ModelAction) -> list[Any]:
+        try:
+            done = await perform(self._client, action)
+        except ApiClientError as exc:
+            return await self._show(shown, describe_error(exc), "error")
+        if action.name == "delete":
+            shown = NOTHING_SHOWN
+        return await self._show(shown, done)
+
+    async def _show(self, shown: ShownModel, notice: str = "", kind: str = "info") -> list[Any]:
+        """Return updates of all outputs."""
+        try:
+            view = await read_view(self._client, shown)
+        except ApiClientError as exc:
+            error = _show_notice(describe_error(exc), "error")
+            return [error, gr.skip(), gr.skip(), shown]
+        if not notice:
+            notice, kind = view.notice, "error"
+        return [_show_notice(notice, kind), *_list_updates(view)]
+
+
+def _list_updates(view: ModelsView) -> list[Any]:
+    html = (
+        f'<div class="ts-models-view" data-shown="{escape(view.shown.model_id)}">{view.html}</div>'
+    )
+    return [html, gr.Markdown(view.card, visible=bool(view.card)), view.shown]
+
+
+def _show_notice(message: str, kind: str = "info") -> Any:
+    return gr.HTML(markup.render_notice(message, kind), visible=bool(message))
+
+
+def build_models_page(client: ApiClient) -> None:
+    """Lay out the page and its events inside the current Blocks."""
+    page = _Page(client)
+    gr.on(
+        fn=page.show_models, outputs=page.outputs, show_progress="hidden", api_visibility="private"
+    )
+    page.timer.tick(
+        page.update_models,
+        page.shown,
+        page.outputs,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    page.view.click(
+        page.change_models,
+        page.shown,
+        page.outputs,
+        show_progress="hidden",
+        api_visibility="private",
+    ).then(None, js=DONE_JS)

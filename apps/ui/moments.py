@@ -1,0 +1,39 @@
+"""Times and sizes as HTML and text, for the pages "Models" and "Cluster"."""
+
+from datetime import UTC, datetime
+from typing import Literal
+
+MomentKind = Literal["moment", "relative"]
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_COUNTS = (("B", 1e9), ("M", 1e6), ("K", 1e3))
+
+
+def render_time(timestamp: float, kind: MomentKind = "moment") -> str:
+    """Render a Unix time in UTC; the browser shows it in its own zone, or as an age."""
+    moment = datetime.fromtimestamp(timestamp, UTC)
+    machine_readable = f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    shown = f"{moment.day} {moment:%b %Y, %H:%M} UTC"
+    return f'<time datetime="{machine_readable}" data-moment="{kind}">{shown}</time>'
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Format a number of bytes with three digits, as in '15.3 MB'."""
+    size = float(num_bytes)
+    for unit in _UNITS[:-1]:
+        if size < 999.5:
+            return _format_digits(size, unit)
+        size /= 1000
+    return _format_digits(size, _UNITS[-1])
+
+
+def format_count(number: int) -> str:
+    """Format a large number, as in '596 M'."""
+    for unit, size in _COUNTS:
+        if number >= size:
+            return _format_digits(number / size, unit)
+    return str(number)
+
+
+def _format_digits(value: float, unit: str) -> str:
+    num_decimals = 1 if value < 99.95 and value != int(value) else 0
+    return f"{value:,.{num_decimals}f} {unit}"

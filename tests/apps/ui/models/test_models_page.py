@@ -1,0 +1,100 @@
+"""How the page "Models" processes API responses, without a browser."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from apps.client.client import ApiClient
+from apps.client.errors import RequestRefusedError
+from apps.ui.models.model_actions import ModelAction, perform, read_action
+from apps.ui.models.models_page import (
+    NOTHING_SHOWN,
+    ModelsView,
+    ShownModel,
+    prepare_card,
+    read_view,
+)
+from tests.apps.ui.models_storage import ModelsStorage
+
+Result = TypeVar("Result")
+
+
+@pytest.fixture
+def storage(tmp_path: Path, tiny_model: Path) -> ModelsStorage:
+    storage = ModelsStorage(tmp_path, tiny_model)
+    storage.add_tuned("tuned-1")
+    storage.store.point_alias("latest", "tuned-1")
+    return storage
+
+
+@pytest.fixture
+def url(storage: ModelsStorage) -> Iterator[str]:
+    with storage.serve() as url:
+        yield url
+
+
+def view(url: str, shown: ShownModel) -> ModelsView:
+    return call(url, lambda client: read_view(client, shown))
+
+
+def call(url: str, send: Callable[[ApiClient], Awaitable[Result]]) -> Result:
+    async def run() -> Result:
+        async with ApiClient(url) as client:
+            return await send(client)
+
+    return asyncio.run(run())
+
+
+def test_unchanged_view_has_the_same_digest(url: str, storage: ModelsStorage) -> None:
+    for shown in (NOTHING_SHOWN, ShownModel("tuned-1"), ShownModel("tuned-1", alias="latest")):
+        first = view(url, shown)
+        assert view(url, first.shown).shown.digest == first.shown.digest
+        storage.store.point_alias("latest", "tiny")
+        assert view(url, first.shown).shown.digest != first.shown.digest
+        storage.store.point_alias("latest", "tuned-1")
+
+
+def test_model_is_found_by_alias_and_its_content_is_read_once(url: str) -> None:
+    first = view(url, ShownModel("latest"))
+    assert (first.shown.model_id, first.notice) == ("tuned-1", "")
+    assert "tiny, fine-tuned" in first.card
+    assert view(url, first.shown).shown.content is first.shown.content
+
+
+def test_unknown_model_is_reported_with_all_models(url: str) -> None:
+    found = view(url, ShownModel("gone"))
+    assert found.notice == "There is no model 'gone'; these are all."
+    assert found.shown.model_id == ""
+    assert "tuned-1" in found.html
+
+
+def test_actions_change_models_and_aliases(url: str, storage: ModelsStorage) -> None:
+    def act(name: str, model: str = "", alias: str = "") -> str:
+        return call(url, lambda client: perform(client, ModelAction(name, model, alias)))
+
+    assert act("promote", "tiny", " live ") == "live points to tiny now."
+    assert act("promote", "tuned-1", "live") == "live points to tuned-1 now."
+    assert act("roll_back", alias="live") == "live points to tiny again."
+    assert act("remove", alias="live") == "The alias live was removed."
+    assert act("verify", "tuned-1") == "All files of tuned-1 are as they were published."
+    with pytest.raises(RequestRefusedError, match="'latest' points to"):
+        act("delete", "tuned-1")
+    act("remove", alias="latest")
+    assert act("delete", "tuned-1") == "tuned-1 was deleted."
+    assert [model.id for model in storage.store.list_models()] == ["tiny"]
+    assert act("format", "tiny") == ""
+
+
+@pytest.mark.parametrize("data", [None, [], "delete", {"action": 1, "model": None, "alias": {}}])
+def test_unexpected_event_data_is_no_action(data: object) -> None:
+    assert read_action(data) == ModelAction()
+
+
+def test_card_has_no_metadata_and_its_headings_are_below_those_of_the_page() -> None:
+    text = "---\r\na: 1\r\n---\r\n# Title\n\n## Part\n#!/bin/sh\n"
+    expected = "### Model card\n\n#### Title\n\n##### Part\n#!/bin/sh"
+    assert prepare_card(text) == expected
+    assert prepare_card("---\na: 1\n---\n") == prepare_card(None) == ""
