@@ -57,16 +57,22 @@ def expect_ready(page: Page) -> None:
 
 
 def list_shown(page: Page) -> list[str]:
-    fields = page.locator('#training-settings [id^="setting-"].block:visible')
-    return [str(field.get_attribute("id")) for field in fields.all()]
+    shown = page.evaluate(
+        """() => [...document.querySelectorAll('#training-settings [id^="setting-"].block')]
+             .filter((field) => field.checkVisibility()).map((field) => field.id)"""
+    )
+    return [str(one) for one in shown]
+
+
+def expect_shown(page: Page, *names: str) -> None:
+    expected = [f"setting-{name}" for name in names]
+    wait_until(lambda: list_shown(page) == expected, 30, f"only {names} are shown")
 
 
 def test_settings_are_searched_and_filtered_to_changes(panel: Page) -> None:
-    everything = list_shown(panel)
-    assert everything == ["setting-epochs", "setting-learning-rate"]  # the others are closed
+    expect_shown(panel, "epochs", "learning-rate")  # the others are closed
     panel.fill("#settings-search", "memory offload")
-    expect(panel.locator("#setting-offload-optimizer")).to_be_visible()
-    assert list_shown(panel) == ["setting-offload-optimizer"]
+    expect_shown(panel, "offload-optimizer")
     expect(panel.locator("#settings-found")).to_have_text("1 setting")
     panel.fill("#settings-search", "no such thing")
     expect(panel.locator("#settings-found")).to_have_text("No setting matches.")
@@ -80,7 +86,7 @@ def test_settings_are_searched_and_filtered_to_changes(panel: Page) -> None:
     enter(panel, "setting-epochs", "5")
     panel.locator("#setting-offload-optimizer input").check()
     panel.check("#settings-changed-only")
-    assert list_shown(panel) == ["setting-epochs", "setting-offload-optimizer"]
+    expect_shown(panel, "epochs", "offload-optimizer")
     expect(panel.locator("#settings-num-changed")).to_have_text("(2)")
 
 
@@ -121,6 +127,17 @@ def test_problem_is_at_its_field_and_disables_start(panel: Page, stub: StubApi) 
     panel.wait_for_url("**/runs?run=ftjob-new")
     assert stub.bodies[-1]["training"] == {"learning_rate": 0.01}
     assert stub.bodies[-1]["suffix"] == "words"
+
+
+def test_problem_of_closed_setting_is_shown_once_it_is_opened(panel: Page) -> None:
+    panel.click("#settings-export button")
+    panel.locator("#import-text textarea").fill('columns: "{"')
+    panel.click("#import-button")
+    expect(panel.locator("#start-reason")).to_contain_text("Columns is not JSON")
+    expect(panel.locator("#settings-num-changed")).to_have_text("(1)")
+    panel.click("#start-reason")
+    expect(panel.locator("#setting-columns .ts-field-error")).to_be_visible()
+    expect(panel.locator("#setting-columns :is(input, textarea)")).to_be_focused()
 
 
 def test_reason_leads_to_the_field_of_the_problem(panel: Page) -> None:

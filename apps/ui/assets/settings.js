@@ -4,10 +4,12 @@
   if (window.tuneserveSettings) return;
   const CHECK_DELAY_MS = 400;
   const CHECK_PATIENCE_MS = 60000;
+  const MOUNT_DELAYS_MS = [0, 60, 200, 600, 1500]; // Gradio builds what an accordion has once it opens
   const search = { text: "", changedOnly: false };
   let version = 0; // of what is entered
   let checked = -1; // the version that was sent
   let isPending = false;
+  let problems = []; // of the last check
   let delay;
   let patience;
 
@@ -19,31 +21,40 @@
 
   // Search and changed settings
 
-  function readDefaults() {
+  function readToolbar(name) {
     const toolbar = find("settings-toolbar");
-    return toolbar ? JSON.parse(toolbar.dataset.defaults) : {};
+    return toolbar ? JSON.parse(toolbar.dataset[name]) : {};
   }
 
-  function isChanged(field, defaults) {
+  function isChanged(field, value) {
     const input = findInput(field);
-    const value = defaults[field.id];
-    if (!input || value === undefined) return false;
+    if (!input) return false;
     if (input.type === "checkbox") return input.checked !== value;
     if (typeof value === "number") return input.value === "" || Number(input.value) !== value;
     return input.value.trim() !== String(value);
   }
 
   function mark() {
-    const defaults = readDefaults();
+    const shown = readToolbar("shown"); // by fields that do not exist before they are opened
     let numChanged = 0;
-    for (const field of listFields()) {
-      const changed = isChanged(field, defaults);
-      field.classList.toggle("ts-changed", changed);
+    for (const [id, value] of Object.entries(readToolbar("defaults"))) {
+      const field = find(id);
+      const changed = field ? isChanged(field, value) : shown[id] !== value;
+      field?.classList.toggle("ts-changed", changed);
       numChanged += changed;
     }
-    const shown = find("settings-num-changed");
-    if (shown) shown.textContent = numChanged ? `(${numChanged})` : "";
+    const count = find("settings-num-changed");
+    if (count) count.textContent = numChanged ? `(${numChanged})` : "";
     filter();
+  }
+
+  function refresh() {
+    mark();
+    placeProblems();
+  }
+
+  function refreshOnceMounted() {
+    for (const ms of MOUNT_DELAYS_MS) setTimeout(refresh, ms);
   }
 
   function filter() {
@@ -71,8 +82,9 @@
   }
 
   function openMore() {
-    const button = document.querySelector("#more-settings > button, #more-settings > .label-wrap");
+    const button = document.querySelector("#more-settings .label-wrap");
     if (button && !button.classList.contains("open")) button.click();
+    refreshOnceMounted();
   }
 
   function listenToToolbar() {
@@ -85,12 +97,12 @@
     text.addEventListener("input", () => {
       search.text = text.value;
       if (search.text.trim()) openMore();
-      filter();
+      else filter();
     });
     only.addEventListener("change", () => {
       search.changedOnly = only.checked;
       if (search.changedOnly) openMore();
-      mark();
+      else mark();
     });
   }
 
@@ -135,18 +147,30 @@
     clearTimeout(patience);
     isPending = false;
     const verdict = JSON.parse(text);
-    for (const old of document.querySelectorAll(".ts-field-error")) old.remove();
-    for (const field of document.querySelectorAll("#training-settings [aria-invalid]")) {
-      field.removeAttribute("aria-invalid");
-      field.removeAttribute("aria-describedby");
-    }
-    for (const problem of verdict.problems) showProblem(problem);
-    setStart(verdict.reason, verdict.problems[0]?.id, verdict.isTemporary);
-    const refresh = find("refresh-export");
-    if (refresh && find("export-text")?.offsetParent) refresh.click();
+    problems = verdict.problems;
+    placeProblems();
+    setStart(verdict.reason, problems[0]?.id, verdict.isTemporary);
+    const button = find("refresh-export");
+    if (button && find("export-text")?.offsetParent) button.click();
   }
 
-  function showProblem({ id, message }) {
+  function placeProblems() {
+    const messages = new Map(problems.map((problem) => [problem.id, problem.message]));
+    for (const old of document.querySelectorAll("#training-settings .ts-field-error")) {
+      if (messages.get(old.parentElement.id) === old.textContent) messages.delete(old.parentElement.id);
+      else removeProblem(old);
+    }
+    for (const [id, message] of messages) addProblem(id, message);
+  }
+
+  function removeProblem(shown) {
+    const input = findInput(shown.parentElement);
+    input?.removeAttribute("aria-invalid");
+    input?.removeAttribute("aria-describedby");
+    shown.remove();
+  }
+
+  function addProblem(id, message) {
     const field = find(id);
     if (!field) return;
     const shown = document.createElement("p");
@@ -161,26 +185,33 @@
   }
 
   function goToField() {
-    const field = find(find("start-reason").dataset.field);
-    if (!field) return;
+    const id = find("start-reason").dataset.field;
+    if (!id) return;
     search.text = "";
     search.changedOnly = false;
     const text = find("settings-search");
     if (text) text.value = "";
     const only = find("settings-changed-only");
     if (only) only.checked = false;
+    if (!find(id)) openMore();
+    for (const ms of MOUNT_DELAYS_MS) setTimeout(() => focusField(id), ms);
+  }
+
+  function focusField(id) {
     filter();
-    openMore();
-    requestAnimationFrame(() => {
-      field.scrollIntoView({ block: "center" });
-      findInput(field)?.focus({ preventScroll: true });
-    });
+    const input = find(id) && findInput(find(id));
+    if (!input || document.activeElement === input) return;
+    if (!input.offsetParent) openMore();
+    input.scrollIntoView({ block: "center" });
+    input.focus({ preventScroll: true });
   }
 
   function begin() {
     listenToToolbar();
     const reason = find("start-reason");
     if (reason) reason.onclick = goToField;
+    const more = document.querySelector("#more-settings .label-wrap");
+    if (more) more.addEventListener("click", refreshOnceMounted);
     change();
   }
 

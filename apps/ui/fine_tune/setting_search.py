@@ -36,18 +36,22 @@ def render_presets(chosen: str, descriptions: Mapping[str, str]) -> str:
     return f'<p class="ts-muted">{escape(text)}</p>' if text else ""
 
 
-def render_toolbar(defaults: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render the search field and the switch to changed settings, with the default of each field.
+def render_toolbar(
+    schemas: Mapping[str, Mapping[str, Any]],
+    defaults: Mapping[str, Any],
+    shown: Mapping[str, Any],
+) -> str:
+    """Render the search field and the switch to changed settings.
 
-    The script compares the fields with the defaults.
+    It has the default of each field, with which the script compares the fields, and what each field
+    shows at first: Gradio builds the fields of a closed accordion once it is opened.
     """
-    shown = {
-        find_elem_id(key): _write_default(schemas[key], defaults[key])
-        for key in schemas
-        if key in defaults
-    }
+    data = "".join(
+        f' data-{name}="{escape(_write_values(schemas, values))}"'
+        for name, values in (("defaults", defaults), ("shown", shown))
+    )
     return (
-        f'<div id="settings-toolbar" role="search" data-defaults="{escape(json.dumps(shown))}">'
+        f'<div id="settings-toolbar" role="search"{data}>'
         '<input type="search" id="settings-search" placeholder="Search the settings" '
         'aria-label="Search the settings" autocomplete="off" spellcheck="false">'
         '<label class="ts-changed-only"><input type="checkbox" id="settings-changed-only"> '
@@ -56,8 +60,16 @@ def render_toolbar(defaults: Mapping[str, Any], schemas: Mapping[str, Mapping[st
     )
 
 
-def _write_default(schema: Mapping[str, Any], value: Any) -> str | bool | float:
-    """Return a default as the script reads it from a field: a check box, a number, or text."""
-    if schema.get("type") == "boolean" or schema.get("type") in ("integer", "number"):
-        return value  # type: ignore[no-any-return]
-    return write_value(value) or ""
+def _write_values(schemas: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any]) -> str:
+    written = {
+        find_elem_id(key): _write_value(schemas[key], values[key])
+        for key in schemas
+        if key in values
+    }
+    return json.dumps(written)
+
+
+def _write_value(schema: Mapping[str, Any], value: Any) -> Any:
+    """Return a value as the script reads it from a field: a check box, a number, or text."""
+    is_plain = schema.get("type") in ("boolean", "integer", "number")
+    return value if is_plain else write_value(value) or ""

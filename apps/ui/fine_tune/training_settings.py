@@ -143,7 +143,8 @@ class TrainingSettings:
                 visible=len(presets) > 1,
             )
             gr.HTML(render_presets(chosen, defaults.preset_descriptions), elem_id="preset-note")
-            gr.HTML(render_toolbar(self._values, self._schemas))
+            offered = {key: self._schemas[key] for key in self._keys}
+            gr.HTML(render_toolbar(offered, self._values, {**self._shown, **self._kept}))
             with gr.Row(elem_classes="ts-fields"):
                 self._build_fields(key for key in MAIN_SETTINGS if key in self._keys)
             self.more = gr.Accordion("More settings", open=is_more_open, elem_id="more-settings")
