@@ -38,7 +38,8 @@ def describe_body(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(method: str, path: str, operation: dict[str, Any]) -> list[str]:
-    return shlex.split(build_curl(ApiCall(method, path, operation), SCHEMAS))
+    command = build_curl(ApiCall(method, path, operation), SCHEMAS)
+    return shlex.split(command.replace("\\\n", ""))
 
 
 def test_curl_sends_what_is_required() -> None:
