@@ -230,6 +230,8 @@ def test_page_has_one_heading_and_no_error_in_console(
 def test_api_page_shows_example_with_address(browser: Browser, address: str) -> None:
     page = open_page(browser, address, "/api")
     origin = address.removesuffix("/ui")
+    page.locator(".ts-contents a").first.click()
+    assert page.url.startswith(f"{address}/api#")
     call = page.locator("details.ts-call", has_text="/v1/fine_tuning/jobs").first
     call.locator("summary").click()
     expect(call.locator("pre")).to_contain_text(f'curl "{origin}/v1/fine_tuning/jobs')

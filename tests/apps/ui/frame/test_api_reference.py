@@ -101,5 +101,5 @@ def test_requests_are_grouped_and_escaped() -> None:
     ]
     html = render({"paths": paths})
     assert_escaped(html)
-    assert 'href="#files"' in html
+    assert 'href="./api#files"' in html
     assert 'id="files"' in html
