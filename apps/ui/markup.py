@@ -54,7 +54,10 @@ _UNITS = (
 
 
 def render_header(current: str | None) -> str:
-    """Render the header of each page: name, links to the pages, choice of the theme."""
+    """Render the header of each page: name, links to the pages, choice of the theme.
+
+    `current` is the path of the page that is marked; None marks none.
+    """
     links = "".join(_render_link(path, label, current) for path, label in PAGES)
     themes = "".join(
         f'<button type="button" data-theme="{theme}" aria-label="{label}" title="{label}">'

@@ -8,6 +8,8 @@ from html import escape
 from shlex import quote
 from typing import Any
 
+from apps.ui.markup import API_PAGE
+
 _METHODS = ("get", "post", "put", "delete")
 _GROUPS = {
     "models": "Models",
@@ -29,6 +31,8 @@ _INTRODUCTION = (
     "<p>A server with keys expects one: <code>export TUNESERVE_API_KEY=…</code> before the "
     "examples. Words in capitals stand for your own ids.</p>"
 )
+_ORIGIN = "ORIGIN"
+"""What stands for the address of the server, which only the browser knows."""
 _MAX_DEPTH = 6
 
 
@@ -69,7 +73,8 @@ def render_reference(description: Mapping[str, Any]) -> str:
     groups = list_calls(description)
     schemas = description.get("components", {}).get("schemas", {})
     contents = "".join(
-        f'<li><a href="#{_name_anchor(name)}">{escape(name)}</a></li>' for name in groups
+        f'<li><a href="./{API_PAGE}#{_name_anchor(name)}">{escape(name)}</a></li>'
+        for name in groups
     )
     parts = "".join(
         f'<h2 id="{_name_anchor(name)}">{escape(name)}</h2>'
@@ -114,9 +119,6 @@ def _describe_schema(schema: Mapping[str, Any]) -> str:
     kinds = [one.get("type") for one in schema.get("anyOf", (schema,))]
     text = " or ".join(str(kind) for kind in kinds if kind and kind != "null") or "any"
     return f"{text}, default {schema['default']}" if schema.get("default") is not None else text
-
-
-_ORIGIN = "ORIGIN"
 
 
 def build_curl(call: ApiCall, schemas: Mapping[str, Any]) -> str:
