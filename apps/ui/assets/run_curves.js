@@ -27,7 +27,7 @@ window.tuneserveCurves = (() => {
       [s2, t1] = [decay * (s2 + 2 * dx * s1 + dx * dx * s0), decay * (t1 + dx * t0)];
       [s1, s0, t0] = [decay * (s1 + dx * s0), decay * s0 + 1, decay * t0 + y];
       const spread = s0 * s2 - s1 * s1;
-      return index < 2 || spread < 1e-9 * s0 * s0 ? t0 / s0 : (s2 * t0 - s1 * t1) / spread;
+      return spread < 1e-9 * s0 * s0 ? t0 / s0 : (s2 * t0 - s1 * t1) / spread;
     });
   }
 

@@ -4,6 +4,7 @@
 window.tuneserveRuns = (() => {
   const FIRST_INTERVAL_S = 2;
   const TYPING_MS = 300;
+  const PATIENCE_MS = 15_000;
   const MAX_COMPARED = 6;
   const MAX_LOG_CHARACTERS = 400_000;
   const VIEWS = ["list", "run", "compare"];
@@ -11,7 +12,7 @@ window.tuneserveRuns = (() => {
   class Page {
     constructor(element, ask, act) {
       this.root = element.querySelector(".ts-runs-page");
-      Object.assign(this, { ask, act, applied: 0, interval: FIRST_INTERVAL_S, clock: 0, cursors: [], log: "" });
+      Object.assign(this, { ask, act, applied: 0, interval: FIRST_INTERVAL_S, clock: 0, waitsUntil: 0, isDue: false, cursors: [], log: "" });
       this.html = new Map(); // by the name of its place
       this.order = new Map(); // the ids of each list
       this.selected = new Set();
@@ -88,15 +89,21 @@ window.tuneserveRuns = (() => {
       };
     }
 
+    // One request at a time: the answer to each builds on the one before.
     request() {
       clearTimeout(this.timer);
       this.timer = setTimeout(() => this.request(), this.interval * 1000);
-      if (!document.hidden) this.ask(this.describe());
+      this.isDue = document.hidden || Date.now() < this.waitsUntil;
+      if (this.isDue) return;
+      this.waitsUntil = Date.now() + PATIENCE_MS;
+      this.ask(this.describe());
     }
 
     receive(message) {
       if (!message || typeof message !== "object") return;
       const end = message.additions.end;
+      if (!end) this.waitsUntil = 0;
+      if (!end && this.isDue) this.request();
       if (end?.action === "delete" && end.is_done && this.view === "run") this.go("list");
       if (message.place !== this.place || (message.base && message.base !== this.applied)) {
         this.applied = 0; // for another view, or one before it was lost: the next message is complete

@@ -60,9 +60,8 @@ class _Page:
         self._sparklines = Sparklines()
 
     async def update_runs(self, state: TabState, event: gr.EventData) -> tuple[Any, TabState]:
-        """Return a message with what has changed, or nothing."""
-        message, state = await self._update(read_view_request(event._data), state)
-        return message or gr.skip(), state
+        """Return a message with what has changed."""
+        return await self._update(read_view_request(event._data), state)
 
     async def change_run(self, state: TabState, event: gr.EventData) -> tuple[Any, TabState]:
         """Change a run, and return a message that ends the wait for it."""
@@ -84,7 +83,7 @@ class _Page:
 
     async def _update(
         self, asked: ViewRequest, state: TabState, more: dict[str, object] | None = None
-    ) -> tuple[TabMessage | None, TabState]:
+    ) -> tuple[TabMessage, TabState]:
         before = state.select_for(asked)
         try:
             content = await read_content(self._client, asked, before, self._sparklines)
@@ -137,7 +136,7 @@ def build_runs_page(client: ApiClient) -> None:
         page.update_runs,
         state,
         [frame, state],
-        trigger_mode="always_last",
+        trigger_mode="multiple",  # the script waits for each answer; Gradio would drop its data
         show_progress="hidden",
         api_visibility="private",
     )

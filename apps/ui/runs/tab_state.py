@@ -7,7 +7,7 @@ server's last, because a message was lost or the session was dropped, the next o
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypedDict
 
@@ -93,8 +93,11 @@ class TabState:
         return TabState(place=asked.place)
 
 
-def write_message(content: Content, state: TabState) -> tuple[TabMessage | None, TabState]:
-    """Return a message with what has changed, and the state after it; None if nothing has."""
+def write_message(content: Content, state: TabState) -> tuple[TabMessage, TabState]:
+    """Return a message with what has changed, and the state after it.
+
+    The first message, and one with changes, has a new number.
+    """
     digests = dict(state.digests)
 
     def select_changed(group: str, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,21 +106,24 @@ def write_message(content: Content, state: TabState) -> tuple[TabMessage | None,
         digests.update(new.values())
         return {name: entries[name] for name in changed}
 
+    parts = select_changed("parts", content.parts)
+    lists = select_changed("lists", content.lists)
+    values = select_changed("values", content.values)
     now = time.time()
+    is_new = bool(not state.serial or parts or lists or values or content.additions)
+    # A number is unlike all those of former sessions.
+    serial = max(state.serial + 1, int(now * 1000)) if is_new else state.serial
     message: TabMessage = {
-        "serial": max(state.serial + 1, int(now * 1000)),  # unlike all of former sessions
+        "serial": serial,
         "base": state.serial,
         "place": state.place,
         "now": now,
-        "parts": select_changed("parts", content.parts),
-        "lists": select_changed("lists", content.lists),
-        "values": select_changed("values", content.values),
+        "parts": parts,
+        "lists": lists,
+        "values": values,
         "additions": content.additions,
     }
-    has_changes = any(message[name] for name in ("parts", "lists", "values", "additions"))
-    if state.serial and not has_changes:
-        return None, replace(state, known=content.known)
-    return message, TabState(message["serial"], state.place, digests, content.known)
+    return message, TabState(serial, state.place, digests, content.known)
 
 
 def _digest(value: object) -> str:
