@@ -31,6 +31,7 @@ def runs(browser: Browser, stub: StubApi) -> Iterator[Page]:
     """The page of a finished run."""
     stub.add_job("ftjob-1", "succeeded", fine_tuned_model="base-tuned", training={})
     context = open_context(browser)
+    expect.set_options(timeout=PATIENCE_MS)  # 5 s are too few on a busy machine
     with serve_page(UiSettings(api_url=stub.url)) as url:
         page = context.new_page()
         page.goto(f"{url}/runs?run=ftjob-1")
