@@ -123,5 +123,5 @@ def render_head(name: str, model: Model | None) -> str:
         parts.append(f'<a href="{link}">run {escape(model.run_id)}</a>{step}')
     return (
         f'<h2 class="ts-compare-name">{alias}<a href="./models?model={quote(model.id, safe="")}">'
-        f'{escape(model.id)}</a></h2><p class="ts-answered">{" · ".join(parts) or "a model"}</p>'
+        f'{escape(model.id)}</a></h2><p class="ts-compare-origin">{" · ".join(parts) or "a model"}</p>'
     )
