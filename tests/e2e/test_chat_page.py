@@ -30,6 +30,7 @@ def stub() -> Iterator[StubApi]:
 @pytest.fixture
 def chat(browser: Browser, stub: StubApi) -> Iterator[Page]:
     context = open_context(browser)
+    expect.set_options(timeout=PATIENCE_MS)  # 5 s are too few on a busy machine
     with serve_page(UiSettings(api_url=stub.url)) as url:
         page = context.new_page()
         page.goto(f"{url}/chat")

@@ -121,7 +121,8 @@ def render_head(name: str, model: Model | None) -> str:
         step = "" if model.checkpoint_step is None else f", step {model.checkpoint_step:,}"
         link = f"./runs?run={quote(model.run_id, safe='')}"
         parts.append(f'<a href="{link}">run {escape(model.run_id)}</a>{step}')
+    link = f'<a href="./models?model={quote(model.id, safe="")}">{escape(model.id)}</a>'
     return (
-        f'<h2 class="ts-compare-name">{alias}<a href="./models?model={quote(model.id, safe="")}">'
-        f'{escape(model.id)}</a></h2><p class="ts-answered">{" · ".join(parts) or "a model"}</p>'
+        f'<h2 class="ts-compare-name">{alias}{link}</h2>'
+        f'<p class="ts-compare-origin">{" · ".join(parts) or "a model"}</p>'
     )
