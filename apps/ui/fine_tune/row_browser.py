@@ -30,13 +30,13 @@ class RowView:
     starts: tuple[str | None, ...] = (None,)
     next_start: str | None = None
 
-    def go_on(self) -> "RowView":
+    def advance(self) -> "RowView":
         """Return the view of the next page, if there is one."""
         if self.next_start is None:
             return self
         return replace(self, starts=(*self.starts, self.next_start), next_start=None)
 
-    def go_back(self) -> "RowView":
+    def step_back(self) -> "RowView":
         """Return the view of the page before, if there is one."""
         return replace(self, starts=self.starts[:-1]) if len(self.starts) > 1 else self
 
@@ -72,11 +72,11 @@ class RowBrowser:
 
     async def show_next_rows(self, view: RowView) -> tuple[Any, ...]:
         """Show the next page."""
-        return await self.show(view.go_on())
+        return await self.show(view.advance())
 
     async def show_previous_rows(self, view: RowView) -> tuple[Any, ...]:
         """Show the page before."""
-        return await self.show(view.go_back())
+        return await self.show(view.step_back())
 
     async def show(self, view: RowView) -> tuple[Any, ...]:
         """Show the page of a view."""

@@ -77,12 +77,12 @@ class RowStatistics:
             yield _show(markup.render_notice(NO_DATA))
             return
         watch.asked = asked = object()
+        yield _show(markup.render_notice(READING))
         try:
             settings = collect_row_settings(defaults, entered) if defaults else {}
             deadline = time.monotonic() + _PATIENCE_S
             found = await self._client.rows.get_statistics(data, model, settings)
             while found.is_running and time.monotonic() < deadline:
-                yield _show(markup.render_notice(READING))
                 await asyncio.sleep(_INTERVAL_S)
                 if watch.asked is not asked:
                     return
@@ -90,10 +90,11 @@ class RowStatistics:
             lists = [] if found.is_running else await self._list(data, model, found, settings)
         except (ApiClientError, ValueError) as exc:
             reason = describe_error(exc) if isinstance(exc, ApiClientError) else str(exc)
-            yield _show(markup.render_notice(reason, "error"))
-            return
+            shown = _show(markup.render_notice(reason, "error"))
+        else:
+            shown = show_found(found, *lists)
         if watch.asked is asked:
-            yield show_found(found, *lists)
+            yield shown
 
     async def _list(
         self, data: str, model: str, found: FileStatistics, settings: Mapping[str, object]

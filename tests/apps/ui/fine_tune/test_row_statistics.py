@@ -60,7 +60,8 @@ def test_rows_are_read_until_the_statistics_are_complete(call: Call, api: StubAp
     api.rows.num_running = 2
     api.rows.faults = [make_finding(4, 5, "not JSON", "")]
     steps = call(lambda statistics: read_all(statistics, StatisticsWatch()))
-    assert [row_statistics.READING in html for html, *_ in steps] == [True, True, False]
+    assert [row_statistics.READING in html for html, *_ in steps] == [True, False]
+    assert api.rows.num_running == 0
     html, faults, duplicates = steps[-1]
     assert "<svg" in html
     assert "Row 4 (line 5)" in html
@@ -97,7 +98,7 @@ def test_invalid_setting_and_missing_choice_are_explained(call: Call) -> None:
         nothing = statistics.show_statistics(StatisticsWatch(), "base", None, {}, None)
         return [html async for html, *_ in asked] + [html async for html, *_ in nothing]
 
-    wrong, missing = call(read)
+    _, wrong, missing = call(read)
     assert "Columns is not JSON" in wrong
     assert row_statistics.NO_DATA in missing
 
