@@ -94,7 +94,8 @@ class FineTunePage:
 
     async def open(self, request: gr.Request) -> tuple[Any, ...]:
         """Fill the menus, the settings and the preview, like those of the run in `?from=`."""
-        notice, entered = "", {}
+        notice = ""
+        entered: Mapping[str, Any] = {}
         try:
             models = await self._client.models.list_all()
             files = await self._client.files.list_all()
