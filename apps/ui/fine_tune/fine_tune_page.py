@@ -82,7 +82,8 @@ class FineTunePage:
 
         Without that run, the remembered file is chosen if it exists.
         """
-        notice, entered = "", {}
+        notice = ""
+        entered: Mapping[str, Any] = {}
         try:
             models = await self._client.models.list_all()
             files = await self.files.list_files()
