@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from ray.serve.metrics import Counter, Gauge
 
+from serving.metrics import GeneratorMetrics
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.serving.conftest import make_request, run_replica, wait_until
@@ -55,3 +56,30 @@ async def test_failing_gauge_does_not_stop_alias_polling(
         monkeypatch.setattr(Gauge, "set", fail)
         await wait_until(lambda: num_failed >= 3)
         await replica.check_health()
+
+
+def test_memory_of_evicted_model_becomes_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, float] = {}
+
+    def note(gauge: Gauge, value: float, tags: dict[str, str]) -> None:
+        found[tags["model"]] = value
+
+    monkeypatch.setattr(Gauge, "set", note)
+    metrics = GeneratorMetrics(log_texts=False)
+    metrics.record_sizes({"a": 100, "b": 200})
+    metrics.record_sizes({"b": 200})
+    assert found == {"a": 0, "b": 200}
+
+
+@pytest.mark.anyio
+async def test_memory_of_loaded_model_is_recorded(
+    store: ModelStore, layout: StorageLayout, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[dict[str, int]] = []
+    monkeypatch.setattr(
+        GeneratorMetrics, "record_sizes", lambda _, sizes: recorded.append(dict(sizes))
+    )
+    store.add(tiny_model, "a")
+    async with run_replica(layout) as replica:
+        await replica.answer(make_request(ECHO))
+        await wait_until(lambda: any(sizes.get("a", 0) > 1_000_000 for sizes in recorded))
