@@ -27,6 +27,8 @@ PAGES = (
 TITLES = {**dict(PAGES), "compare": "Compare models"}
 """Titles of all pages; Compare is linked from Chat only."""
 API_PAGE = "api"
+UNKNOWN = "–"
+"""What is shown for a value that does not exist."""
 _ICONS = {
     "": "M2 4h6m4 0h2M2 8h2m4 0h6M2 12h7m4 0h1M10 2.5v3m-4 1v3m5 1v3",
     "runs": "M2 2v12h12M4.5 10.5l3-3.5 2.5 2L14 4",

@@ -10,7 +10,6 @@ VERDICTS = {None: "", True: ", preferred", False: ", not preferred"}
 """What follows the number of a row: whether it is the better answer of a pair."""
 MAX_SHOWN_TOKENS = 160
 MAX_SHOWN_KEYS = 20
-UNKNOWN = "–"
 FORMAT_NAMES = {
     "chat": "Chats",
     "sharegpt": "Conversations (ShareGPT)",
@@ -95,11 +94,11 @@ def _render_ignored(counts: Mapping[str, int]) -> str:
 
 
 def _show_count(count: int | None) -> str:
-    return UNKNOWN if count is None else f"{count:,}"
+    return markup.UNKNOWN if count is None else f"{count:,}"
 
 
 def _show_share(part: int | None, whole: int | None) -> str:
-    return UNKNOWN if part is None or whole is None else f"{part / max(1, whole):.0%}"
+    return markup.UNKNOWN if part is None or whole is None else f"{part / max(1, whole):.0%}"
 
 
 def _render_row(row: Row) -> str:

@@ -117,7 +117,7 @@ class _Page:
     async def _promote(self, run: str) -> None:
         job = await self._client.jobs.get(run)
         if job.fine_tuned_model:
-            await self._client.models.point_alias(LATEST, job.fine_tuned_model)
+            await self._client.aliases.point(LATEST, job.fine_tuned_model)
 
 
 def build_runs_page(client: ApiClient) -> None:

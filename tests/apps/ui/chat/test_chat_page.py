@@ -83,7 +83,7 @@ def tab(page_url: str, stub: StubApi) -> Iterator[Tab]:
     stub.holds.clear()
     stub.models.clear()
     stub.jobs.clear()
-    stub.checkpoints.clear()
+    stub.runs.checkpoints.clear()
     visitor = PageCaller(page_url)
     yield Tab(visitor)
     visitor.close()

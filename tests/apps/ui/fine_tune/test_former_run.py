@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from apps.client.resources import File
 from apps.ui.fine_tune.former_run import FormerRun, read_former_run
 from tests.apps.stub_api import StubApi, ask
 
 MODELS = [("base (base)", "base")]
-FILES = [("The bundled handbook", "file-handbook")]
+FILES = [File(id="file-handbook", filename="handbook.jsonl")]
 
 
 def read(api: StubApi, run_id: str) -> FormerRun:
