@@ -5,7 +5,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
 from apps.client.errors import UnexpectedResponseError
-from apps.client.resources import Defaults, Job, JobPage, read_resource, read_resources
+from apps.client.resources import Defaults, Job, JobListPage, read_resource, read_resources
 
 JOBS_PATH = "/v1/fine_tuning/jobs"
 _MAX_PAGE_ENTRIES = 1000
@@ -64,7 +64,7 @@ class JobsClient:
 
     async def list_page(
         self, limit: int, *, after: str = "", status: str = "", search: str = ""
-    ) -> JobPage:
+    ) -> JobListPage:
         """List one page of jobs, newest first: those after a job, of a status, with a text."""
         chosen = {"after": after, "status": status, "search": search}
         query = {"limit": str(limit)} | {name: value for name, value in chosen.items() if value}
@@ -72,7 +72,7 @@ class JobsClient:
         entries = page.get("data")
         if not isinstance(entries, list):
             raise UnexpectedResponseError("the body has no list 'data'")
-        return JobPage(read_resources(Job, entries), bool(page.get("has_more")))
+        return JobListPage(read_resources(Job, entries), bool(page.get("has_more")))
 
     async def get(self, job_id: str) -> Job:
         """Return one job."""

@@ -47,7 +47,7 @@ def test_other_place_gets_all() -> None:
 
 
 def test_what_grows_is_always_sent() -> None:
-    first, state = write_message(Content(), TabState().select_for(ASKED))
+    _, state = write_message(Content(), TabState().select_for(ASKED))
     added = Content(additions={"log": "new line"})
     for _ in range(2):
         message, state = write_message(added, state.select_for(ask(state.serial)))
