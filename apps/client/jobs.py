@@ -9,7 +9,7 @@ from apps.client.resources import (
     Defaults,
     Estimate,
     Job,
-    JobPage,
+    JobListPage,
     read_resource,
     read_resources,
 )
@@ -77,7 +77,7 @@ class JobsClient:
 
     async def list_page(
         self, limit: int, *, after: str = "", status: str = "", search: str = ""
-    ) -> JobPage:
+    ) -> JobListPage:
         """List one page of jobs, newest first: those after a job, of a status, with a text."""
         chosen = {"after": after, "status": status, "search": search}
         query = {"limit": str(limit)} | {name: value for name, value in chosen.items() if value}
@@ -85,7 +85,7 @@ class JobsClient:
         entries = page.get("data")
         if not isinstance(entries, list):
             raise UnexpectedResponseError("the body has no list 'data'")
-        return JobPage(read_resources(Job, entries), bool(page.get("has_more")))
+        return JobListPage(read_resources(Job, entries), bool(page.get("has_more")))
 
     async def get(self, job_id: str) -> Job:
         """Return one job."""

@@ -356,7 +356,7 @@ class Job(Resource):
         return self.status == "paused"
 
 
-class JobPage(NamedTuple):
+class JobListPage(NamedTuple):
     """Some of the jobs, newest first; `has_more` says whether there are older ones."""
 
     jobs: list[Job]

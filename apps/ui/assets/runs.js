@@ -103,7 +103,6 @@ window.tuneserveRuns = (() => {
       if (!message || typeof message !== "object") return;
       const end = message.additions.end;
       if (!end) this.waitsUntil = 0;
-      if (!end && this.isDue) this.request();
       if (end?.action === "delete" && end.is_done && this.view === "run") this.go("list");
       if (message.place !== this.place || (message.base && message.base !== this.applied)) {
         this.applied = 0; // for another view, or one before it was lost: the next message is complete
@@ -120,6 +119,7 @@ window.tuneserveRuns = (() => {
       if (end) this.renew("run-buttons", "run-result");
       this.showDurations();
       this.root.setAttribute("aria-busy", "false");
+      if (!end && this.isDue) this.request();
     }
 
     clear({ parts }) {

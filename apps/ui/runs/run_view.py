@@ -56,7 +56,7 @@ async def read_run(
         "run-checkpoints": render_checkpoints(job, checkpoints, models, access),
         "run-evaluation": render_evaluation(evaluations),
     }
-    if not state.serial:  # the settings of a run never change
+    if not state.has_part("run-settings"):  # they never change
         parts["run-settings"] = render_settings(job, await read_defaults(client, job))
     shown = [event for event in events.events if event.type != "metrics"]
     parts |= {f"events/{event.id}": run_markup.render_event(event) for event in shown}

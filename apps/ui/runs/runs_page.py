@@ -16,8 +16,8 @@ from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.runs.comparison import read_comparison
 from apps.ui.runs.merging import AdapterMerger
+from apps.ui.runs.run_comparison import read_comparison
 from apps.ui.runs.run_list import read_run_list
 from apps.ui.runs.run_result import LATEST
 from apps.ui.runs.run_view import read_run

@@ -86,6 +86,10 @@ class TabState:
     digests: Mapping[str, str] = field(default_factory=dict)
     known: Known = NOTHING_KNOWN
 
+    def has_part(self, name: str) -> bool:
+        """Return whether the tab has a part."""
+        return f"parts {name}" in self.digests
+
     def select_for(self, asked: ViewRequest) -> "TabState":
         """Return this state, or one of an empty tab if the tab has or shows something else."""
         if asked.applied == self.serial and asked.place == self.place:

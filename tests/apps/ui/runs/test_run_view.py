@@ -6,7 +6,14 @@ from apps.client.client import ApiClient
 from apps.client.errors import RequestRefusedError
 from apps.ui.runs import run_view
 from apps.ui.runs.run_view import read_events, read_run
-from apps.ui.runs.tab_state import NO_EVENTS, Content, Known, KnownEvents, TabState
+from apps.ui.runs.tab_state import (
+    NO_EVENTS,
+    Content,
+    Known,
+    KnownEvents,
+    TabState,
+    write_message,
+)
 from apps.ui.runs.view_request import ViewRequest
 from tests.apps.stub_api import HOSTILE, StubApi, ask
 from tests.apps.stub_runs import STEPS, make_checkpoint, make_metrics
@@ -22,7 +29,7 @@ def read(api: StubApi, state: TabState | None = None, **asked: object) -> Conten
 
 def keep(content: Content) -> TabState:
     """Return the state of a tab that has the content."""
-    return TabState(serial=1, known=content.known)
+    return write_message(content, TabState())[1]
 
 
 def test_running_run_is_shown(api: StubApi) -> None:
@@ -47,6 +54,8 @@ def test_settings_are_read_once(api: StubApi) -> None:
     assert "base-tuned" in first.parts["run-result"]
     assert first.values["interval_s"] == 9
     assert "run-settings" not in read(api, keep(first)).parts
+    failed = keep(Content({"notice": "The API does not answer"}))
+    assert "run-settings" in read(api, failed).parts
 
 
 def test_unknown_run_is_refused(api: StubApi) -> None:

@@ -42,7 +42,7 @@ class Tab:
         lines = result.text.split("data: ")
         completed = next(line for line in lines if "process_completed" in line)
         message, _ = json.loads(completed)["output"]["data"]
-        if "serial" not in message:
+        if message.get("serial", self.applied) == self.applied:
             return {}
         self.applied = message["serial"]
         return dict(message)

@@ -1,7 +1,7 @@
 """Runs compared: figures, curves and the settings that differ."""
 
 from apps.client.resources import Job
-from apps.ui.runs.comparison import read_comparison, render_differences
+from apps.ui.runs.run_comparison import read_comparison, render_differences
 from apps.ui.runs.view_request import ViewRequest
 from tests.apps.stub_api import StubApi, ask
 from tests.apps.stub_runs import make_metrics
