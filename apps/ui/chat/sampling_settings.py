@@ -226,7 +226,7 @@ class SettingsPanel:
     def reset_settings(self) -> dict[Block, Any]:
         """Fill the fields with the defaults."""
         values = [field.default for field in FIELDS.values()]
-        shown = {
+        shown: dict[Block, Any] = {
             component: type(component)(value=value, info=field.info, elem_classes=[])
             for component, value, field in zip(self.inputs, values, FIELDS.values(), strict=True)
         }
