@@ -4,7 +4,7 @@ from typing import Any, Literal, TypedDict
 from urllib.parse import quote
 
 import gradio as gr
-from gradio.components import Component
+from gradio.blocks import Block
 
 from apps.ui import markup
 from apps.ui.chat.code_panel import CodePanel
@@ -13,7 +13,7 @@ from apps.ui.chat.model_menu import ModelMenu
 from apps.ui.chat.sampling_settings import SettingsPanel
 
 REFRESH_INTERVAL_S = 10.0
-Updates = dict[Component, Any]
+Updates = dict[Block, Any]
 """New values of some of an event's outputs; the others stay as they are."""
 
 

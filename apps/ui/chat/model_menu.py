@@ -26,8 +26,8 @@ CHECKPOINT_NOTE = (
     "model: this takes a while, and disk space for as long as the model is kept."
 )
 FORBIDDEN_NOTE = (
-    "{} is a checkpoint that is not published as a model, and your key may not publish it. Ask "
-    "somebody whose key may create fine-tunes."
+    "{} is a checkpoint that is not published as a model, and your key may not publish it: this "
+    "needs a key that may create fine-tunes."
 )
 _CHECKPOINT_NAME = re.compile(r".+-step-\d+")
 

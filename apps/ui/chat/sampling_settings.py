@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 import gradio as gr
+from gradio.blocks import Block
 from gradio.components import Component
 
 from apps.client.text import Message, Sampling
@@ -199,7 +200,7 @@ class SettingsPanel:
         """The fields in their order."""
         return list(self.fields.values())
 
-    def show_faults(self, faults: Mapping[str, str]) -> dict[Component, Any]:
+    def show_faults(self, faults: Mapping[str, str]) -> dict[Block, Any]:
         """Show the message of each invalid field in its label, and the help of the others."""
         return {
             component: type(component)(
@@ -209,20 +210,23 @@ class SettingsPanel:
             for name, component in self.fields.items()
         }
 
-    def keep_settings(self, *values: Any) -> dict[Component, Any]:
+    def keep_settings(self, *values: Any) -> dict[Block, Any]:
         """Check the fields; the browser keeps their values if all are valid."""
         settings, faults = check_settings(values)
         kept = gr.skip() if settings is None else pack_settings(values)
         return {self.kept: kept, **self.show_faults(faults)}
 
-    def restore_settings(self, text: Any) -> dict[Component, Any]:
+    def restore_settings(self, text: Any) -> dict[Block, Any]:
         """Fill the fields with the values that the browser kept."""
-        return dict(zip(self.inputs, unpack_settings(text), strict=True))
+        values = unpack_settings(text)
+        updates: dict[Block, Any] = {}
+        updates.update(zip(self.inputs, values, strict=True))
+        return updates
 
-    def reset_settings(self) -> dict[Component, Any]:
+    def reset_settings(self) -> dict[Block, Any]:
         """Fill the fields with the defaults."""
         values = [field.default for field in FIELDS.values()]
-        shown = {
+        shown: dict[Block, Any] = {
             component: type(component)(value=value, info=field.info, elem_classes=[])
             for component, value, field in zip(self.inputs, values, FIELDS.values(), strict=True)
         }
