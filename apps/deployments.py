@@ -25,7 +25,7 @@ from apps.drain import find_drain_signal
 from apps.errors import ApiError
 from apps.file_store import FileStore
 from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
-from apps.fine_tuning.default_settings import DefaultsObject
+from apps.fine_tuning.default_settings import DefaultsObject, describe_defaults
 from apps.fine_tuning.job_responses import JobObject
 from apps.fine_tuning.planning.job_estimate import EstimateObject
 from apps.fine_tuning.publication_tasks import PublishingModel
@@ -174,7 +174,8 @@ class FineTuningQueueReplica:
     @_expected
     async def get_defaults(self, model: str, task: str | None) -> DefaultsObject:
         """Return the default settings of a fine-tuning job for a model and a task."""
-        return await self._queue.get_defaults(model, task)
+        store = ModelStore(self._queue.layout)
+        return await asyncio.to_thread(describe_defaults, store, model, task)
 
     @_expected
     async def cancel(self, run_id: str) -> JobObject:

@@ -8,9 +8,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from apps.cli.archives.folder_archive import pack_folder
 from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
 from apps.cli.files import send_file
-from apps.cli.folder_archive import pack_folder
 from apps.cli.output import Rows, decode, fail, print_json, show, show_time, write_bytes
 from apps.cli.watch import watch_job
 from apps.client.client import ApiClient

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from apps.cli.archives.model_export import export, show_progress, unpack_model
 from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
-from apps.cli.model_export import export, show_progress, unpack_model
 from apps.cli.output import Rows, fail, notes, show, show_time
 from apps.client.client import ApiClient
-from apps.client.resources import Model, ModelAlias
+from apps.client.model_resources import Model, ModelAlias
 
 models = typer.Typer(help="List, add, promote, export and delete models.", no_args_is_help=True)
 

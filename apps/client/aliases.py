@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
-from apps.client.resources import AliasEvent, ModelAlias, read_resource, read_resources
+from apps.client.model_resources import AliasEvent, ModelAlias
+from apps.client.resources import read_resource, read_resources
 
 ALIASES_PATH = "/v1/aliases"
 

@@ -7,13 +7,8 @@ from typing import Literal
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
 from apps.client.errors import RequestRefusedError
-from apps.client.resources import (
-    Model,
-    ModelCard,
-    ModelMerge,
-    read_resource,
-    read_resources,
-)
+from apps.client.model_resources import Model, ModelCard, ModelMerge
+from apps.client.resources import read_resource, read_resources
 
 MODELS_PATH = "/v1/models"
 ArchiveFormat = Literal["tar", "zip"]

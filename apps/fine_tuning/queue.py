@@ -14,7 +14,6 @@ from typing import Any
 
 from apps.errors import refuse_full_disk
 from apps.fine_tuning.cluster.job_runner import JobRunner
-from apps.fine_tuning.default_settings import DefaultsObject, describe_defaults
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import expect_run, find_run
@@ -33,7 +32,6 @@ from apps.fine_tuning.submission import JobCreator, PreviewObject
 from apps.fine_tuning.validation.row_thread import RowThread
 from apps.fine_tuning.validation.validation_tasks import ValidationScheduler
 from apps.settings import UsageLimits
-from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from storage.tombstones import remove_tombstones
 from system.fault_log import FaultLog
@@ -131,13 +129,6 @@ class RunQueue:
         request = parse_fine_tune(body)
         nodes = self._runner.list_nodes()
         return await self._rows.run(self._creator.estimate, request, nodes)
-
-    async def get_defaults(self, model: str, task: str | None = None) -> DefaultsObject:
-        """Return the default settings of a fine-tuning job for `model`, and their schema.
-
-        Without a task, they are for the one that suits the model best.
-        """
-        return await asyncio.to_thread(describe_defaults, ModelStore(self.layout), model, task)
 
     async def cancel(self, run_id: str) -> JobObject:
         """Cancel a queued, paused or running run now; return the job as the API shows it.

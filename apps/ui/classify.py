@@ -14,7 +14,8 @@ import gradio as gr
 from apps.client.client import ApiClient
 from apps.client.connection import Upload
 from apps.client.errors import ApiClientError
-from apps.client.resources import Model, ScoredLabel, TextLabels, read_resources
+from apps.client.model_resources import Model
+from apps.client.resources import ScoredLabel, TextLabels, read_resources
 from apps.middleware.body_limit import MAX_IMAGES_BYTES
 from apps.ui import markup
 from apps.ui.error_messages import describe_error

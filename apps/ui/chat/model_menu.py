@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.resources import Job, Model
+from apps.client.model_resources import Model
+from apps.client.resources import Job
 from apps.ui.error_messages import describe_error
 
 LATEST_ALIAS = "latest"

@@ -10,7 +10,7 @@ import gradio as gr
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.resources import Model
+from apps.client.model_resources import Model
 from apps.ui import markup
 from apps.ui.chat.chat_layout import ChatLayout, Updates, show_continue, show_note
 from apps.ui.chat.code_panel import find_request

@@ -8,7 +8,7 @@ from typing import Any
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.resources import Model
+from apps.client.model_resources import Model
 
 HANDBOOK_QUESTIONS = (
     "When does the workshop open?",

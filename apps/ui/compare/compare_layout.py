@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from apps.client.resources import Model
+from apps.client.model_resources import Model
 from apps.ui import markup
 from apps.ui.chat.chat_layout import Updates
 from apps.ui.chat.model_menu import ModelMenu

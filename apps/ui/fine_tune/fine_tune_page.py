@@ -12,13 +12,14 @@ from gradio.events import Dependency
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.client.jobs import JobRequest
-from apps.client.resources import Estimate, Model
+from apps.client.model_resources import Model
+from apps.client.resources import Estimate
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.fine_tune.data_panel import DataPanel
-from apps.ui.fine_tune.file_menu import RECALL_JS, FileMenu, choose_file
+from apps.ui.fine_tune.data.data_panel import DataPanel
+from apps.ui.fine_tune.data.file_menu import RECALL_JS, FileMenu, choose_file
+from apps.ui.fine_tune.data.preview import render_preview
 from apps.ui.fine_tune.former_run import read_former_run
-from apps.ui.fine_tune.preview import render_preview
 from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
 from apps.ui.fine_tune.training_settings import Entered, JobActions, collect_row_settings
 from apps.ui.protection.uploads import UploadFolder

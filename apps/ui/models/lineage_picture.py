@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from urllib.parse import quote
 
-from apps.client.resources import Model
+from apps.client.model_resources import Model
 
 MAX_CHILDREN = 12
 

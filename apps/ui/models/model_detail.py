@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from urllib.parse import quote
 
-from apps.client.resources import Access, Model, ModelAlias, ModelCard
+from apps.client.model_resources import Model, ModelAlias, ModelCard
+from apps.client.resources import Access
 from apps.ui import markup
 from apps.ui.models.lineage_picture import render_lineage
 from apps.ui.models.model_list import (

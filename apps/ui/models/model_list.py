@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from urllib.parse import quote
 
-from apps.client.resources import Access, AliasEvent, AliasMove, Model, ModelAlias
+from apps.client.model_resources import AliasEvent, AliasMove, Model, ModelAlias
+from apps.client.resources import Access
 from apps.ui.moments import format_bytes, render_time
 
 MAX_HISTORY = 50

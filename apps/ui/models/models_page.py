@@ -16,7 +16,7 @@ import gradio as gr
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.resources import Model, ModelAlias
+from apps.client.model_resources import Model, ModelAlias
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.models.model_actions import ModelAction, perform, read_action

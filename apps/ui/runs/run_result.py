@@ -6,7 +6,8 @@ from urllib.parse import quote
 
 from apps.client.client import ApiClient
 from apps.client.errors import RequestRefusedError
-from apps.client.resources import Access, Job, Model
+from apps.client.model_resources import Model
+from apps.client.resources import Access, Job
 from apps.ui.runs.merging import Merge
 
 ADMINISTER, READ_WEIGHTS, READ_FILES = "models.write", "models.weights", "files.read"

@@ -5,7 +5,8 @@ import logging
 import pytest
 
 from apps.client.errors import UnexpectedResponseError
-from apps.client.resources import Access, Job, Metrics, Model, read_resource, read_resources
+from apps.client.model_resources import Model
+from apps.client.resources import Access, Job, Metrics, read_resource, read_resources
 
 JOB = {"id": "ftjob-1", "status": "running", "model": "m", "training_file": "f", "created_at": 1}
 

@@ -8,11 +8,13 @@ from openai.types.fine_tuning.fine_tuning_job import Method
 
 from apps.errors import InvalidInputError
 from apps.file_store import FileStore
+from apps.fine_tuning.default_settings import describe_defaults
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from apps.ui.fine_tune.training_settings import collect_row_settings
 from serving.errors import InvalidRequestError
+from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.conftest import create_run
 
@@ -146,7 +148,7 @@ async def test_settings_of_the_page_preview_rows_with_verdicts(
 ) -> None:
     rows = [{"prompt": f"Is {n} even?", "completion": "Yes.", "label": n == 2} for n in (1, 2)]
     add_rows(layout, "file-verdicts", *rows)
-    defaults = await queue.get_defaults("latest", "preference")
+    defaults = describe_defaults(ModelStore(layout), "latest", "preference")
     assert "preference" in defaults["tasks"]
     training = collect_row_settings(defaults, {})
     with pytest.raises(InvalidInputError, match="set task_settings.loss to 'kto'"):

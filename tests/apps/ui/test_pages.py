@@ -4,7 +4,7 @@ import gradio as gr
 from gradio.components import Component
 
 from apps.client.client import ApiClient
-from apps.client.resources import Model
+from apps.client.model_resources import Model
 from apps.ui.chat.model_menu import ModelMenu, load_menu
 from apps.ui.fine_tune import fine_tune_page
 from apps.ui.fine_tune.setting_fields import build_setting, flatten, flatten_schemas

@@ -1,6 +1,6 @@
 """The entries of the menu of models."""
 
-from apps.client.resources import Model
+from apps.client.model_resources import Model
 from apps.ui.chat.model_menu import ModelMenu, OfferedCheckpoint, describe_choice, load_menu
 from tests.apps.stub_api import StubApi, ask
 
@@ -44,6 +44,7 @@ def test_checkpoints_are_requested_only_if_named(api: StubApi) -> None:
 
 def test_note_says_that_question_publishes_checkpoint(api: StubApi) -> None:
     menu = ModelMenu((TUNED,), (CHECKPOINT,))
+    api.permissions = ["text.generate"]
     refused = ask(api, lambda client: describe_choice(client, menu, "tuned-step-3"))
     assert refused.kind == "error"
     assert "your key may not publish it" in refused.message

@@ -36,9 +36,12 @@ def test_settings_of_task_are_those_of_the_run(api: StubApi) -> None:
     assert found.entered == {"task_settings.labels": ["a", "b"]}
 
 
-def test_deleted_data_and_model_are_reported(api: StubApi) -> None:
+def test_deleted_data_is_reported(api: StubApi) -> None:
     add_run(api, training_file="file-gone", training_filename="old.csv")
     assert "old.csv, was deleted" in read(api, "ftjob-1").notice
+
+
+def test_deleted_model_and_run_are_reported(api: StubApi) -> None:
     add_run(api, model="gone")
     assert read(api, "ftjob-1") == FormerRun(
         "The model of run ftjob-1, gone, does not exist any more."

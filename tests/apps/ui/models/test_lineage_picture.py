@@ -1,6 +1,6 @@
 """The lineage of a model as boxes."""
 
-from apps.client.resources import Model
+from apps.client.model_resources import Model
 from apps.ui.models.lineage_picture import MAX_CHILDREN, Box, list_steps, render_lineage
 from tests.apps.stub_api import HOSTILE
 

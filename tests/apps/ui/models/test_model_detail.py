@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from apps.client.resources import Access, CardFile, Model, ModelCard
+from apps.client.model_resources import CardFile, Model, ModelCard
+from apps.client.resources import Access
 from apps.ui.models.model_detail import (
     NO_DOWNLOAD,
     ModelContent,

@@ -1,6 +1,7 @@
 """The table of models and the aliases as HTML."""
 
-from apps.client.resources import Access, AliasEvent, AliasMove, Model, ModelAlias
+from apps.client.model_resources import AliasEvent, AliasMove, Model, ModelAlias
+from apps.client.resources import Access
 from apps.ui.models.model_list import (
     MAX_HISTORY,
     NOT_ALLOWED,

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.anyio
 
 NUM_CHUNKS = 6
 MODEL = "m"
+SETTINGS = ("", 0.0, 1, None, 16, "")
+"""System prompt, temperature, top-p, seed, number of tokens and stop texts."""
 
 
 @pytest.fixture
@@ -121,7 +123,8 @@ def test_require_key_applies_to_page(services: Services) -> None:
 def test_page_applies_role_of_key(api_url: str, layout: StorageLayout) -> None:
     key = KeyStore(layout).create("cy", Role.CHAT).text
     with serve_page(UiSettings(api_url=api_url)) as page, visit(page, key) as visitor:
-        opened = visitor.call(visitor.find_function("open_page"), [])
+        asked = {"view": "list", "applied": 0}
+        opened = visitor.call(visitor.find_function("update_runs"), [None], event_data=asked)
     assert "\\u0026#x27;cy" in opened.text or "&#x27;cy&#x27;" in opened.text
     assert "has the role" in opened.text
 
@@ -146,7 +149,7 @@ def chat(page: str, name: str) -> Result:
     """Chat as one visitor; every piece of the answer names the key of its request."""
     with visit(page, name) as visitor:
         session = uuid.uuid4().hex
-        for function, data in (("ask", [name, None, MODEL]), ("respond", [None, 0, 16])):
+        for function, data in (("ask", [name, None, None, MODEL, *SETTINGS]), ("respond", [None])):
             result = visitor.call(visitor.find_function(function), data, session_hash=session)
             assert result.success, result.text
     return result

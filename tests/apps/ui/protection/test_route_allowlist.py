@@ -421,7 +421,7 @@ def test_each_function_is_documented_and_private(visitor: PageCaller) -> None:
 
 
 def test_unexpected_error_details_are_not_sent_to_visitor(visitor: PageCaller) -> None:
-    result = visitor.call(visitor.find_function("refresh"), [])
+    result = visitor.call(visitor.find_function("refresh_chat"), [])
     assert not result.success
     assert "Traceback" not in result.text
     assert "refresh" not in result.text.partition("process_completed")[2]

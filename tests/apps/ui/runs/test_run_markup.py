@@ -137,16 +137,3 @@ def test_stage_is_what_a_run_waits_for_or_does() -> None:
 )
 def test_hostile_content_of_runs_is_escaped(html: str) -> None:
     assert_escaped(html)
-
-
-def test_finished_run_links_to_comparison_with_its_base() -> None:
-    job = make_job(status="succeeded", model="base", fine_tuned_model="tuned", training={})
-    assert 'href="./compare?models=base,tuned">Compare with base</a>' in run_markup.render_run(
-        job, ""
-    )
-    classifier = make_job(
-        status="succeeded",
-        fine_tuned_model="mood",
-        training={"task": "sequence_classification"},
-    )
-    assert "compare" not in run_markup.render_run(classifier, "")

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from apps.client.resources import Access, Job, Model
+from apps.client.model_resources import Model
+from apps.client.resources import Access, Job
 from apps.ui.runs.merging import Merge
 from apps.ui.runs.run_result import find_result, render_result
 from tests.apps.stub_api import StubApi, ask
@@ -82,3 +83,9 @@ def test_hostile_values_are_escaped() -> None:
     model = Model(id=HOSTILE, aliases=(HOSTILE,))
     assert_escaped(render_result(job, model, ADMINISTRATOR, Merge(HOSTILE, exists=True)))
     assert_escaped(render_result(job, None, ADMINISTRATOR, None))
+
+
+def test_result_that_chats_links_to_comparison_with_its_base() -> None:
+    html = render(make_job(model="base/1", fine_tuned_model="tuned"))
+    assert 'href="./compare?models=base%2F1,tuned">Compare with base/1</a>' in html
+    assert "compare" not in render(make_job(training={"task": "sequence_classification"}))

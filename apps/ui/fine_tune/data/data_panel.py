@@ -8,9 +8,9 @@ from gradio.components import Component
 from gradio.events import Dependency
 
 from apps.client.client import ApiClient
-from apps.ui.fine_tune.column_mapping import ColumnMapping
-from apps.ui.fine_tune.row_browser import RowBrowser, RowView
-from apps.ui.fine_tune.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
+from apps.ui.fine_tune.data.column_mapping import ColumnMapping
+from apps.ui.fine_tune.data.row_browser import RowBrowser, RowView
+from apps.ui.fine_tune.data.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
 from apps.ui.fine_tune.training_settings import Entered
 
 TOKENS, ROWS, STATISTICS = "tokens", "rows", "statistics"

@@ -9,7 +9,7 @@ import gradio as gr
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui import markup
-from apps.ui.fine_tune.file_menu import UNKNOWN_COLUMNS
+from apps.ui.fine_tune.data.file_menu import UNKNOWN_COLUMNS
 
 COLUMNS = "columns"
 """The setting of a job that names the columns."""

@@ -7,7 +7,7 @@ import gradio as gr
 import pytest
 
 from apps.client.client import ApiClient
-from apps.ui.fine_tune.column_mapping import (
+from apps.ui.fine_tune.data.column_mapping import (
     MAPPED,
     PARTS,
     ColumnMapping,

@@ -20,8 +20,8 @@ from apps.cli.connection import DEFAULT_URL, AsJson, Url, run_with_api
 from apps.cli.files import save
 from apps.cli.output import fail, notes, show, show_size
 from apps.client.client import ApiClient
+from apps.client.model_resources import Model
 from apps.client.models import ArchiveFormat
-from apps.client.resources import Model
 from model_files.gguf.llama_cpp_tools import (
     CONVERTER_TYPES,
     QUANTISER_TYPES,

@@ -178,7 +178,9 @@ def test_export_without_room_on_disk_is_refused(
     needed_bytes = read_needed(call, monkeypatch, *arguments)
     assert list(folder.iterdir()) == []
     peaks = watch_size(folder, monkeypatch)
-    monkeypatch.setattr("apps.cli.model_export.measure_free_disk", lambda folder: needed_bytes)
+    monkeypatch.setattr(
+        "apps.cli.archives.model_export.measure_free_disk", lambda folder: needed_bytes
+    )
     assert call("models", "export", "latest", *arguments)[0] == 0
     assert max(peaks) <= needed_bytes < 1.2 * max(peaks) + 20_000
 
@@ -201,7 +203,9 @@ def test_adapter_without_room_is_refused(
     adapter = write_adapter(layout.model("tiny"), tmp_path / "adapter", r=32)
     stored = ModelStore(layout).add(adapter, "a", base_id="tiny")
     size_bytes = measure_size(stored.path)
-    monkeypatch.setattr("apps.cli.model_export._HEAD_BYTES", 10_000)  # before the weights end
+    monkeypatch.setattr(
+        "apps.cli.archives.model_export._HEAD_BYTES", 10_000
+    )  # before the weights end
     needed_bytes = read_needed(call, monkeypatch, "a.tar", model="a")
     assert size_bytes < needed_bytes < size_bytes + 20_000
 
@@ -211,7 +215,7 @@ def read_needed(
 ) -> int:
     """Export on a full disk, and return the bytes that the refusal names."""
     with monkeypatch.context() as patch:
-        patch.setattr("apps.cli.model_export.measure_free_disk", lambda folder: 1_000)
+        patch.setattr("apps.cli.archives.model_export.measure_free_disk", lambda folder: 1_000)
         status, output = call("models", "export", model, *arguments)
     found = re.search(
         rf"^error: the disk of '{arguments[0]}' has no room for the export: .* needs up to "

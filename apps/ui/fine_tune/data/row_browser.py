@@ -11,7 +11,7 @@ from apps.client.errors import ApiClientError
 from apps.client.row_resources import FileRow, FileRowPage, RowValue
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.fine_tune.preview import name_row
+from apps.ui.fine_tune.data.preview import name_row
 
 PAGE_ROWS = 20
 SHORT_CHARACTERS = 320

@@ -15,8 +15,8 @@ from apps.client.row_resources import FileStatistics, RowFinding
 from apps.client.rows import FindingList
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.fine_tune.length_histogram import render_histogram
-from apps.ui.fine_tune.preview import name_row
+from apps.ui.fine_tune.data.length_histogram import render_histogram
+from apps.ui.fine_tune.data.preview import name_row
 from apps.ui.fine_tune.training_settings import Entered, collect_row_settings
 
 MAX_LISTED = 20

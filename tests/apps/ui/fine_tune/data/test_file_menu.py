@@ -9,7 +9,7 @@ import pytest
 
 from apps.client.client import ApiClient
 from apps.client.resources import File, FileCheck
-from apps.ui.fine_tune.file_menu import (
+from apps.ui.fine_tune.data.file_menu import (
     HANDBOOK_FILE_ID,
     FileMenu,
     choose_file,

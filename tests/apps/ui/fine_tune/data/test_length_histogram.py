@@ -3,7 +3,7 @@
 import re
 
 from apps.client.row_resources import TokenLengths
-from apps.ui.fine_tune.length_histogram import HEIGHT, describe_lengths, render_histogram
+from apps.ui.fine_tune.data.length_histogram import HEIGHT, describe_lengths, render_histogram
 
 LENGTHS = TokenLengths(
     num_samples=110,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from apps.client.resources import Preview, Row, Token
-from apps.ui.fine_tune.preview import MAX_SHOWN_TOKENS, render_preview
+from apps.ui.fine_tune.data.preview import MAX_SHOWN_TOKENS, render_preview
 from tests.apps.ui.hostile import HOSTILE, assert_escaped
 
 
@@ -19,7 +19,7 @@ def make_preview(tokens: list[Token], **changes: Any) -> Preview:
         num_dropped_rows=0,
         num_truncated_rows=2,
         max_length=512,
-        rows=(Row(line=7, tokens=tuple(tokens)),),
+        rows=(Row(number=6, line=7, tokens=tuple(tokens)),),
     )
 
 
@@ -29,7 +29,7 @@ def test_preview_shows_counts_and_marks_learned_tokens() -> None:
     )
     assert "1,200" in html
     assert "25%" in html
-    assert "Row 7" in html
+    assert "Row 6 (line 7)" in html
     assert '<mark class="ts-token ts-learned">yes</mark>' in html
     assert '<span class="ts-token ts-context ts-special">&lt;|im_start|&gt;</span>' in html
 

@@ -8,8 +8,8 @@ import pytest
 
 from apps.client.client import ApiClient
 from apps.client.row_resources import FileRow, FileRowPage, RowValue
-from apps.ui.fine_tune.preview import name_row
-from apps.ui.fine_tune.row_browser import (
+from apps.ui.fine_tune.data.preview import name_row
+from apps.ui.fine_tune.data.row_browser import (
     PAGE_ROWS,
     SHORT_CHARACTERS,
     RowBrowser,

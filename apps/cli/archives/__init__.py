@@ -1,0 +1,1 @@
+"""Models and folders as files of this machine."""

@@ -1,0 +1,1 @@
+"""The data of a fine-tune: files, rows, columns, statistics."""
