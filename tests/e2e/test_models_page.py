@@ -153,7 +153,8 @@ def test_model_is_verified_downloaded_and_deleted(
     assert "tiny-first-1/model.safetensors" in zipfile.ZipFile(archive).namelist()
 
     weights = storage.layout.model("tiny-first-1") / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     page.get_by_role("button", name="Verify files").click()
     expect(page.locator("#models-notice [role=alert]")).to_contain_text("model.safetensors")
     expect(page.get_by_role("button", name="Verify files")).to_be_enabled()

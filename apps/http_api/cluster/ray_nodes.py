@@ -55,7 +55,10 @@ class RayNodes:
 
     def count_free(self) -> Mapping[str, float]:
         """Return the resources that no task or actor has reserved."""
-        return ray.available_resources() if ray.is_initialized() else {}
+        if not ray.is_initialized():
+            return {}
+        free: Mapping[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        return free
 
     def find_dashboard(self) -> str | None:
         """Ask the cluster for the URL of its dashboard; takes long if there is none."""

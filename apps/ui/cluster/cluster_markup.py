@@ -18,7 +18,7 @@ from apps.ui import markup
 from apps.ui.moments import format_bytes, render_time
 
 PURPOSES = (("serving", "Serving"), ("training", "Training"), ("system", "Ray"))
-OTHER = "Other"
+OTHER, USED, MEMORY = "Other", "Used", "Memory"
 _SPARK_WIDTH, _SPARK_HEIGHT = 120, 28
 
 
@@ -94,7 +94,7 @@ def _render_gpu(gpu: NodeGpu) -> str:
     name = f"GPU {gpu.index}, {gpu.name}"
     space = SpaceUse(used=gpu.memory_used, total=gpu.memory_total)
     figures = f"{gpu.share:.0%} busy, {_describe_space(space)}"
-    parts = {"Memory": float(gpu.memory_used)}
+    parts = {MEMORY: float(gpu.memory_used)}
     return _render_meter(name, figures, parts, gpu.memory_total or 1, format_bytes)
 
 
@@ -112,7 +112,7 @@ def _add_other(parts: dict[str, float], used: float) -> dict[str, float]:
     for name, value in parts.items():
         limited[name] = min(value, rest)
         rest -= limited[name]
-    return {**limited, OTHER if parts else "Used": rest}
+    return {**limited, OTHER if parts else USED: rest}
 
 
 def _render_meter(
@@ -133,11 +133,12 @@ def _render_meter(
         f'<li class="ts-use-{_name_class(label)}">{escape(label)} <b>{escape(show(value))}</b></li>'
         for label, value in shown.items()
     )
+    has_purposes = not shown.keys() <= {USED, MEMORY}  # else the figures say the same
+    uses = f'<ul class="ts-uses" aria-label="{escape(name)} by use">{legend}</ul>'
     return (
         f'<div class="ts-meter"><div class="ts-meter-head"><span>{escape(name)}</span>'
         f"<b>{escape(figures)}</b>{spark}</div>"
-        f'<div class="ts-bar" aria-hidden="true">{bars}</div>'
-        f'<ul class="ts-uses" aria-label="{escape(name)} by use">{legend}</ul></div>'
+        f'<div class="ts-bar" aria-hidden="true">{bars}</div>{uses if has_purposes else ""}</div>'
     )
 
 

@@ -11,9 +11,9 @@ from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
 from serving.store.handover_log import HandoverEvent, HandoverLog
-from serving.store.lineage import LINEAGE_NAME
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
+from storage.lineage_file import LINEAGE_NAME
 from tests.apps.conftest import NotedJobs, build_services
 from tests.apps.stub_api import LocalServer
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from apps.http_api.dependencies import Services
 from apps.http_api.routes.model_cards import MAX_TEXT_BYTES
-from serving.store.lineage import LINEAGE_NAME
+from storage.lineage_file import LINEAGE_NAME
 from tests.model_chain import write_chain
 
 pytestmark = pytest.mark.anyio
