@@ -1,4 +1,6 @@
-"""Requests for the permissions of a key."""
+"""Requests for the permissions of a key, and for the description of the API."""
+
+from collections.abc import Mapping
 
 from apps.client.connection import ApiConnection, ApiRequest
 from apps.client.resources import Access, read_resource
@@ -15,3 +17,15 @@ class AccessClient:
         headers = None if keeps_connection else {"connection": "close"}
         request = ApiRequest("GET", "/v1/access", headers=headers, key=key)
         return read_resource(Access, await self._connection.read_object(request))
+
+
+class DescriptionClient:
+    """Reads what requests the API answers."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def read(self, key: str | None = None) -> Mapping[str, object]:
+        """Return the OpenAPI description; `key` is the client's if it is None."""
+        request = ApiRequest("GET", "/openapi.json", key=key)
+        return await self._connection.read_object(request)

@@ -6,9 +6,8 @@ from typing import Self, TypeVar
 
 import httpx
 
-from apps.client.access import AccessClient
+from apps.client.access import AccessClient, DescriptionClient
 from apps.client.aliases import AliasesClient
-from apps.client.api_description import DescriptionClient
 from apps.client.cluster import ClusterClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ApiConnection, ClientTimeouts
 from apps.client.files import FilesClient

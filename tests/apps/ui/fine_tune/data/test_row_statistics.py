@@ -9,7 +9,7 @@ import pytest
 
 from apps.client.client import ApiClient
 from apps.client.row_resources import FileStatistics, RowFinding
-from apps.ui.fine_tune import row_statistics
+from apps.ui.fine_tune.data import row_statistics
 from apps.ui.fine_tune.data.row_statistics import (
     MAX_LISTED,
     RowStatistics,
