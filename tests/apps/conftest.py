@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from apps.file_store import FileStore
 from apps.fine_tuning.cluster.job_runner import JobState
 from apps.fine_tuning.cluster.tasks import Task
+from apps.fine_tuning.default_settings import describe_defaults
 from apps.fine_tuning.index.run_lookup import find_run
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.rows.row_pages import RowQuery
@@ -241,7 +242,7 @@ class LocalFineTuning:
         return [dict(one) for one in found]
 
     async def get_defaults(self, model: str, task: str | None) -> dict[str, Any]:
-        return dict(await self._queue.get_defaults(model, task))
+        return dict(describe_defaults(ModelStore(self._queue.layout), model, task))
 
     async def cancel(self, run_id: str) -> dict[str, Any]:
         return dict(await self._queue.cancel(run_id))

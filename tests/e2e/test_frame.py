@@ -106,8 +106,7 @@ def test_header_names_pages_and_fits(browser: Browser, address: str, width: int)
 
 
 def test_times_are_in_zone_and_language_of_browser(browser: Browser, address: str) -> None:
-    options = {"locale": "de-DE", "timezone_id": "Asia/Kathmandu"}
-    page = open_page(browser, address, "/runs", **options)
+    page = open_page(browser, address, "/runs", locale="de-DE", timezone_id="Asia/Kathmandu")
     expected = page.evaluate(
         """() => [...document.querySelectorAll("time")].map(time => {
           const options = time.dataset.moment === "clock"

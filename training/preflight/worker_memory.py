@@ -4,7 +4,7 @@ It depends on the rows only by the longest one. On GPUs that is what torch alloc
 is resident. The test compares the estimate with measured runs.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from training.preflight.requirements import ModelSize, count_training_bytes
 from training.spec import TrainingSpec
@@ -29,14 +29,17 @@ class ModelShape(NamedTuple):
     def from_config(cls, config: Any) -> "ModelShape | None":
         """Read the shape from a configuration of transformers; None if it has no such figures."""
         text = config.get_text_config()
-        found = [
+        layers, width, heads, vocabulary = (
             getattr(text, name, None)
-            for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
-        ]
-        if not all(isinstance(value, int) and value > 0 for value in found):
+            for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+        )
+        if not (_is_count(layers) and _is_count(width) and _is_count(heads)):
             return None
-        vocabulary = getattr(text, "vocab_size", None)
-        return cls(*found, vocabulary if isinstance(vocabulary, int) else 0)  # type: ignore[arg-type]
+        return cls(layers, width, heads, vocabulary if isinstance(vocabulary, int) else 0)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and value > 0
 
 
 def estimate_worker_memory(

@@ -7,7 +7,7 @@ from their beginning.
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -166,7 +166,7 @@ def _list_columns(record: object) -> list[str]:
 
 def _list_rows(
     source: "RowSource", after: RowPlace | None, deadline: float
-) -> Iterator[tuple[RowPlace, Any]]:
+) -> Generator[tuple[RowPlace, Any]]:
     """Yield the rows after a place; those before are not read if the file allows it.
 
     Raises `RowsTimeoutError` if rows must be read from the beginning and that takes too long.

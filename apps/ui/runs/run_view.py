@@ -34,14 +34,12 @@ async def read_run(
     known = state.known
     job = await client.jobs.get(asked.run)
     outputs, merger = client.job_outputs, AdapterMerger(client)
-    events, curve, evaluations, checkpoints, access, model, merge = await asyncio.gather(
-        read_events(client, job.id, known.events),
-        read_curves(client, job.id, known.curve),
-        outputs.list_evaluations(job.id, limit=1),
-        outputs.list_checkpoints(job.id),
-        client.access.get(),
-        find_result(client, job),
-        merger.find(job),
+    (events, curve), (evaluations, checkpoints), (access, model, merge) = await asyncio.gather(
+        asyncio.gather(
+            read_events(client, job.id, known.events), read_curves(client, job.id, known.curve)
+        ),
+        asyncio.gather(outputs.list_evaluations(job.id, limit=1), outputs.list_checkpoints(job.id)),
+        asyncio.gather(client.access.get(), find_result(client, job), merger.find(job)),
     )
     models = known.models
     if checkpoints and events.events[:1] != known.events.events[:1]:  # an event reports each one

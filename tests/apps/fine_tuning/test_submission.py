@@ -15,7 +15,7 @@ from apps.bundled import (
 from apps.errors import ApiError, InvalidInputError
 from apps.file_store import FileStore
 from apps.fine_tuning import default_settings
-from apps.fine_tuning.default_settings import list_presets
+from apps.fine_tuning.default_settings import describe_defaults, list_presets
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import name_model
 from apps.fine_tuning.job_requests import parse_fine_tune
@@ -158,8 +158,8 @@ async def test_job_from_an_adapter_continues_it(
     base = layout.model("tiny")
     store = ModelStore(layout)
     store.add(write_adapter(base, tmp_path / "adapter"), "a", base_id="tiny")
-    defaults = await queue.get_defaults("a")
-    whole = await queue.get_defaults("tiny")
+    defaults = describe_defaults(ModelStore(layout), "a")
+    whole = describe_defaults(ModelStore(layout), "tiny")
     assert defaults["tasks"] == ["causal_lm", "preference"]
     assert list(defaults["presets"]) == ["quick", "balanced", "thorough"]  # it is one already
     found = AdapterSettings.model_validate(defaults["training"]["adapter"])
@@ -355,15 +355,15 @@ async def test_preview_refuses_invalid_settings(queue: RunQueue, file_id: str) -
             await queue.preview(file_id, "latest", 1, training)
 
 
-async def test_defaults_have_schema(queue: RunQueue) -> None:
-    defaults = await queue.get_defaults("latest")
+def test_defaults_have_schema(layout: StorageLayout) -> None:
+    defaults = describe_defaults(ModelStore(layout), "latest")
     assert (defaults["task"], defaults["tasks"][0]) == ("causal_lm", "causal_lm")
     assert set(defaults["training"]) == set(defaults["schema"])
     assert "train_file" not in defaults["training"]
 
 
-async def test_presets_are_valid_changes_of_the_defaults(queue: RunQueue) -> None:
-    defaults = await queue.get_defaults("latest")
+def test_presets_are_valid_changes_of_the_defaults(layout: StorageLayout) -> None:
+    defaults = describe_defaults(ModelStore(layout), "latest")
     sources = {"base_model": "-", "train_file": "-"}
     specs = {}
     for name, preset in defaults["presets"].items():
@@ -377,8 +377,8 @@ async def test_presets_are_valid_changes_of_the_defaults(queue: RunQueue) -> Non
     assert specs["thorough"].has_validation
 
 
-async def test_settings_are_described_by_groups(queue: RunQueue) -> None:
-    schema = (await queue.get_defaults("latest"))["schema"]
+def test_settings_are_described_by_groups(layout: StorageLayout) -> None:
+    schema = describe_defaults(ModelStore(layout), "latest")["schema"]
     assert schema["learning_rate"]["group"] == "optimizer"
     assert all("group" in part for part in schema.values())
 

@@ -6,7 +6,7 @@ found at once; in other sources, the rows before it are read and skipped, or who
 """
 
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from training.data.faults import DataError
@@ -120,7 +120,7 @@ class SpanSource:
         """Return that of the whole source."""
         return self._source.compute_fingerprint()
 
-    def read(self) -> Iterator[Record]:
+    def read(self) -> Generator[Record]:
         """Yield the records of the spans."""
         for span in self._spans:
             yield from self._read_span(span)

@@ -169,7 +169,7 @@ def test_reading_ends_at_deadline_and_continues(
 ) -> None:
     add("rows.jsonl", b'{"text": "a"}\n' * 100 + b'{"text": "needle"}\n')
     clock = iter(range(10**6))
-    monkeypatch.setattr(row_pages.time, "monotonic", lambda: next(clock) / 10)
+    monkeypatch.setattr("apps.fine_tuning.rows.row_pages.time.monotonic", lambda: next(clock) / 10)
     found: list[Any] = []
     after, num_pages = None, 0
     while True:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from apps.access.keys import KeyStore
+from apps.access.roles import Role
 from apps.file_store import FileStore
 from apps.fine_tuning.rows import file_rows
 from apps.fine_tuning.rows.file_rows import survey_file
@@ -191,7 +192,7 @@ async def test_failed_task_is_reported_and_started_again(
 
 
 async def test_content_of_rows_needs_files_read(services: Services, file_id: str) -> None:
-    key = KeyStore(services.layout).create("viewer", "read").text
+    key = KeyStore(services.layout).create("viewer", Role.READ).text
     client = AppClient(
         build_http(services, None),
         "http://127.0.0.1:8000",

@@ -63,7 +63,7 @@ def test_defaults_of_a_deleted_model_are_unknown(api: StubApi) -> None:
 
 
 def test_values_are_written_for_readers() -> None:
-    values = (None, {}, True, 1e-5, 3, "cosine", {"prompt": "ä"}, [0.9, 0.95])
+    values: tuple[object, ...] = (None, {}, True, 1e-5, 3, "cosine", {"prompt": "ä"}, [0.9, 0.95])
     assert [write_setting(value) for value in values] == [
         *("not set", "not set", "yes", "1e-05", "3", "cosine", '{"prompt": "ä"}', "[0.9, 0.95]")
     ]
