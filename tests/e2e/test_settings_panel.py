@@ -117,7 +117,7 @@ def test_problem_is_at_its_field_and_disables_start(panel: Page, stub: StubApi) 
     expect(panel.locator("#start-reason")).to_have_text(
         "Learning rate is 0: it should be greater than 0."
     )
-    expect(panel.locator(".toast-wrap")).not_to_contain_text("Learning rate")
+    expect(panel.get_by_test_id("toast-body")).to_have_count(0)
     enter(panel, "run-name", "two words")
     expect(panel.locator("#run-name .ts-field-error")).to_contain_text("letters, digits")
     enter(panel, "run-name", "words")

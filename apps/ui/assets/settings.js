@@ -215,5 +215,10 @@
     change();
   }
 
+  // Gradio reports no text that is pasted at once, so the browser's own event counts too.
+  document.addEventListener("input", (event) => {
+    if (event.target.closest?.('#training-settings [id^="setting-"].block, #run-name')) change();
+  });
+
   window.tuneserveSettings = { begin, change, show };
 })();
