@@ -137,8 +137,8 @@ def build_default_spec(
 def describe_defaults(models: ModelStore, name: str, task: str | None = None) -> DefaultsObject:
     """Return the default settings of a job for the model with an id or alias, and their schema.
 
-    Without a task, they are for the one that suits the model best. Raises `InvalidInputError` for an
-    unknown task.
+    Without a task, they are for the one that suits the model best. Raises `InvalidInputError` for
+    an unknown task.
     """
     model = models.resolve(name)
     tasks = list_learnable_tasks(models, model)
