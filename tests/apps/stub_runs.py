@@ -148,6 +148,38 @@ def _add_models(app: FastAPI, stub: "StubApi", refuse: Callable[..., JSONRespons
         model = {"id": model_id, "object": "model", "aliases": aliases}
         return {**model, **stub.runs.models.get(model_id, {})}
 
+    @app.get("/v1/aliases")
+    def list_aliases() -> Any:
+        latest = {"id": "latest", "object": "alias", "model": stub.latest}
+        return {"object": "list", "data": [latest]}
+
+    @app.get("/v1/aliases/{alias}/events")
+    def list_alias_events(alias: str) -> Any:
+        return {"object": "list", "data": []}
+
+    @app.get("/v1/cluster")
+    def show_cluster() -> Any:
+        node = {
+            "name": "node 1",
+            "id": "a",
+            "is_head": True,
+            "num_cpus": 2.0,
+            "cpu": {"share": 0.5, "uses": {"training": 0.4, "serving": 0.1}},
+            "memory": {"used": 3 << 30, "total": 8 << 30, "uses": {"serving": 1 << 30}},
+            "disk": {"used": 30 << 30, "total": 80 << 30, "uses": {"models": 1 << 30}},
+            "history": {"interval_s": 2.0, "cpu": [0.1, 0.5], "memory": [0.3, 0.4]},
+        }
+        cpus = {"total": 2.0, "training": 1.0, "serving": 0.5, "free": 0.5}
+        loaded = {"id": "base", "deployment": "Generator", "memory_bytes": 1 << 28}
+        queued = {"id": "ftjob-1", "status": "queued", "waiting_for": "number 2 in the queue"}
+        return {
+            "object": "cluster",
+            "nodes": [node],
+            "cpus": cpus,
+            "models": [loaded],
+            "queue": [queued],
+        }
+
     @app.put("/v1/aliases/{alias}")
     def point_alias(alias: str, body: dict[str, str]) -> Any:
         if alias == "latest":

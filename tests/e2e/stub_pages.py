@@ -13,7 +13,10 @@ from tests.e2e.test_page import PATIENCE_MS
 
 READY = {
     "/": "#preview mark.ts-learned >> nth=0",
-    "/runs": "#run-detail h2",
+    "/runs": "#run-list tbody tr >> nth=0",
+    "/compare": "#compare-send",
+    "/models": "#models-view h2",
+    "/cluster": "#cluster-view h2",
     "/chat": "#chat-model input",
     "/classify": "#classify-button",
     "/api": "details.ts-call >> nth=0",
