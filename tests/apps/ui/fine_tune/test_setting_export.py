@@ -1,5 +1,6 @@
 """Settings that are filled in from a spec: what differs from the defaults, or why they are not."""
 
+import asyncio
 from typing import Any
 
 import gradio as gr
@@ -21,8 +22,11 @@ DEFAULTS = Defaults.model_validate(
 
 @pytest.fixture
 def export() -> SettingExport:
-    with gr.Blocks(analytics_enabled=False):
-        return SettingExport(lambda values: {"epochs": values[0]}, DEFAULTS)
+    async def build() -> SettingExport:  # without an event loop Gradio leaves one open
+        with gr.Blocks(analytics_enabled=False):
+            return SettingExport(lambda values: {"epochs": values[0]}, DEFAULTS)
+
+    return asyncio.run(build())
 
 
 def test_spec_is_filled_in_as_its_differences(export: SettingExport) -> None:

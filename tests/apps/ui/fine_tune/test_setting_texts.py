@@ -78,7 +78,7 @@ def test_command_creates_the_job(api: StubApi) -> None:
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
-    assert api.bodies == [JOB.to_body()]
+    assert api.bodies == [{**JOB.to_body(), "priority": 0}]
 
 
 def test_curl_sends_the_job(api: StubApi) -> None:
