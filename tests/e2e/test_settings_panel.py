@@ -1,5 +1,6 @@
 """The settings of the page "Fine-tune" in a real browser, against a stub of the HTTP API."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -234,7 +235,7 @@ def test_settings_are_copied_in_four_forms(panel: Page, address: str) -> None:
         ("Terminal", "tuneserve jobs create file-handbook --model base --suffix mine"),
     ):
         panel.locator("#export-form").get_by_label(form).check()
-        wait_until(lambda start=start: text.input_value().startswith(start), 30, f"it is {form}")
+        expect(text).to_have_value(re.compile(f"^{re.escape(start)}"))
     enter(panel, "setting-epochs", "6")
     wait_until(lambda: "epochs=6" in text.input_value(), 30, "the text follows the settings")
 

@@ -29,14 +29,11 @@ class ModelShape(NamedTuple):
     def from_config(cls, config: Any) -> "ModelShape | None":
         """Read the shape from a configuration of transformers; None if it has no such figures."""
         text = config.get_text_config()
-        found = [
-            getattr(text, name, None)
-            for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
-        ]
-        if not all(isinstance(value, int) and value > 0 for value in found):
+        names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+        layers, width, heads, vocabulary = (getattr(text, name, 0) for name in names)
+        if not all(isinstance(value, int) and value > 0 for value in (layers, width, heads)):
             return None
-        vocabulary = getattr(text, "vocab_size", None)
-        return cls(*found, vocabulary if isinstance(vocabulary, int) else 0)  # type: ignore[arg-type]
+        return cls(layers, width, heads, vocabulary if isinstance(vocabulary, int) else 0)
 
 
 def estimate_worker_memory(
@@ -86,8 +83,10 @@ def estimate_activations(
     width_values = num_tokens * shape.width
     scores = 0 if on_gpu else num_tokens * shape.num_heads * min(longest, num_tokens)
     layer = int(_LAYER_VALUES * width_values + _SCORE_VALUES * scores)
-    kept = (width_values * num_layers + layer) if spec.activation_checkpointing else (
-        layer * num_layers
+    kept = (
+        (width_values * num_layers + layer)
+        if spec.activation_checkpointing
+        else (layer * num_layers)
     )
     return _count_bytes(on_gpu=on_gpu) * kept
 

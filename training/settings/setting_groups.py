@@ -29,9 +29,7 @@ SETTING_GROUPS: Mapping[str, tuple[str, ...]] = {
         *("validation_file", "validation_dataset", "validation_fraction"),
         *("evaluate_every_steps", "early_stopping_patience", "best_metric", "best_direction"),
     ),
-    "result": (
-        *("save_every_steps", "keep_checkpoints", "keep", "export_dtype", "trackers"),
-    ),
+    "result": (*("save_every_steps", "keep_checkpoints", "keep", "export_dtype", "trackers"),),
     "loop": ("loop", "loop_config", "loop_split"),
 }
 """The settings of each group, in the order in which a form shows them."""
