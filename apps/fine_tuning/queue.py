@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from apps.errors import refuse_full_disk
@@ -96,8 +97,9 @@ class RunQueue:
         self._reconciler = Reconciler(
             layout, lock, runs, processes, lost_runs, scheduler, self._validation
         )
-        self._claim = StorageClaim(layout, self._take_over)
         self._faults = FaultLog(logger)
+        take_over = partial(_take_over, layout, self._faults, self._reconciler)
+        self._claim = StorageClaim(layout, take_over)
         self._passes = DedicatedThread(
             "reconcile"
         )  # never waits for a thread that a request occupies
@@ -207,10 +209,11 @@ class RunQueue:
         with self._faults.guard("the checks of files"):
             self._validation.reconcile_files()
 
-    def _take_over(self) -> None:
-        """Complete what the previous queue of the storage began: deletions, and its shutdown."""
-        for folder in (self.layout.runs, self.layout.files):
-            with self._faults.guard(f"deleted entries of {folder.name}/"):
-                remove_tombstones(folder)
-        if not self._reconciler.is_draining:
-            self._reconciler.end_shutdown_pauses()
+
+def _take_over(layout: StorageLayout, faults: FaultLog, reconciler: Reconciler) -> None:
+    """Complete what the previous queue of the storage began: deletions, and its shutdown."""
+    for folder in (layout.runs, layout.files):
+        with faults.guard(f"deleted entries of {folder.name}/"):
+            remove_tombstones(folder)
+    if not reconciler.is_draining:
+        reconciler.end_shutdown_pauses()

@@ -14,9 +14,9 @@ def read(api: StubApi, run_id: str) -> FormerRun:
     return ask(api, lambda client: read_former_run(client, run_id, MODELS, FILES))
 
 
-def add_run(api: StubApi, **changes: Any) -> None:
+def add_run(api: StubApi, run_id: str = "ftjob-1", **changes: Any) -> None:
     training = {"task": "causal_lm", "epochs": 7, "columns": {"prompt": "q"}, "max_length": None}
-    api.add_job("ftjob-1", "succeeded", **{"training": training, **changes})
+    api.add_job(run_id, "succeeded", **{"training": training, **changes})
 
 
 def test_settings_of_run_are_entered(api: StubApi) -> None:
@@ -39,11 +39,17 @@ def test_settings_of_task_are_those_of_the_run(api: StubApi) -> None:
 def test_deleted_data_is_reported(api: StubApi) -> None:
     add_run(api, training_file="file-gone", training_filename="old.csv")
     assert "old.csv, was deleted" in read(api, "ftjob-1").notice
+<<<<<<< HEAD
 
 
 def test_deleted_model_and_run_are_reported(api: StubApi) -> None:
     add_run(api, model="gone")
     assert read(api, "ftjob-1") == FormerRun(
         "The model of run ftjob-1, gone, does not exist any more."
+=======
+    add_run(api, "ftjob-2", model="gone")
+    assert read(api, "ftjob-2") == FormerRun(
+        "The model of run ftjob-2, gone, does not exist any more."
+>>>>>>> settings
     )
-    assert "there is no job 'ftjob-2'" in read(api, "ftjob-2").notice.lower()
+    assert "there is no job 'ftjob-3'" in read(api, "ftjob-3").notice.lower()
