@@ -29,7 +29,6 @@ class ModelShape(NamedTuple):
     def from_config(cls, config: Any) -> "ModelShape | None":
         """Read the shape from a configuration of transformers; None if it has no such figures."""
         text = config.get_text_config()
-<<<<<<< HEAD
         layers, width, heads, vocabulary = (
             getattr(text, name, None)
             for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
@@ -41,13 +40,6 @@ class ModelShape(NamedTuple):
 
 def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and value > 0
-=======
-        names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-        layers, width, heads, vocabulary = (getattr(text, name, 0) for name in names)
-        if not all(isinstance(value, int) and value > 0 for value in (layers, width, heads)):
-            return None
-        return cls(layers, width, heads, vocabulary if isinstance(vocabulary, int) else 0)
->>>>>>> settings
 
 
 def estimate_worker_memory(

@@ -39,17 +39,11 @@ def test_settings_of_task_are_those_of_the_run(api: StubApi) -> None:
 def test_deleted_data_is_reported(api: StubApi) -> None:
     add_run(api, training_file="file-gone", training_filename="old.csv")
     assert "old.csv, was deleted" in read(api, "ftjob-1").notice
-<<<<<<< HEAD
 
 
 def test_deleted_model_and_run_are_reported(api: StubApi) -> None:
     add_run(api, model="gone")
     assert read(api, "ftjob-1") == FormerRun(
         "The model of run ftjob-1, gone, does not exist any more."
-=======
-    add_run(api, "ftjob-2", model="gone")
-    assert read(api, "ftjob-2") == FormerRun(
-        "The model of run ftjob-2, gone, does not exist any more."
->>>>>>> settings
     )
     assert "there is no job 'ftjob-3'" in read(api, "ftjob-3").notice.lower()

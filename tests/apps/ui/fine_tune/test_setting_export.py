@@ -22,19 +22,11 @@ DEFAULTS = Defaults.model_validate(
 
 @pytest.fixture
 def export() -> SettingExport:
-<<<<<<< HEAD
     async def build() -> SettingExport:
         with gr.Blocks(analytics_enabled=False):
             return SettingExport(lambda values: {"epochs": values[0]}, DEFAULTS)
 
     return asyncio.run(build())  # without an event loop, Gradio would leave one open
-=======
-    async def build() -> SettingExport:  # without an event loop Gradio leaves one open
-        with gr.Blocks(analytics_enabled=False):
-            return SettingExport(lambda values: {"epochs": values[0]}, DEFAULTS)
-
-    return asyncio.run(build())
->>>>>>> settings
 
 
 def test_spec_is_filled_in_as_its_differences(export: SettingExport) -> None:
