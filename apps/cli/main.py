@@ -17,7 +17,7 @@ from apps.cli import preflight
 from apps.cli.backup import backup, restore
 from apps.cli.chat import chat
 from apps.cli.classify import classify
-from apps.cli.cluster.cluster_command import cluster
+from apps.cli.cluster import cluster
 from apps.cli.doctor import doctor
 from apps.cli.files import files
 from apps.cli.jobs import jobs

@@ -109,7 +109,8 @@ def check_other_browser_shows_run(browser: Browser, address: str) -> None:
 
 
 def chat_with(page: Page, model: str) -> None:
-    expect(page.locator("#chat-model input")).to_have_value(model, timeout=PATIENCE_MS)
+    name = re.compile(rf"{re.escape(model)}( \(.*\))?")  # the menu tells what an adapter is for
+    expect(page.locator("#chat-model input")).to_have_value(name, timeout=PATIENCE_MS)
     page.evaluate(WATCH_ANSWER_JS)
     page.fill("#chat-input textarea", "When does the workshop open?")
     page.click("#chat-send")
