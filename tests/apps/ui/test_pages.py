@@ -26,8 +26,6 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
     assert kinds == {
         "epochs": gr.Number,
         "learning_rate": gr.Number,
-        "offload_optimizer": gr.Checkbox,
-        "warmup_ratio": gr.Number,
         "max_length": gr.Textbox,
         "precision": gr.Dropdown,
         "columns": gr.Textbox,
