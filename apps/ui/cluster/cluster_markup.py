@@ -15,7 +15,7 @@ from apps.client.cluster import (
     SpaceUse,
 )
 from apps.ui import markup
-from apps.ui.moments import format_bytes, render_time
+from apps.ui.figures import format_bytes
 
 PURPOSES = (("serving", "Serving"), ("training", "Training"), ("system", "Ray"))
 OTHER, USED, MEMORY = "Other", "Used", "Memory"
@@ -205,7 +205,7 @@ def _render_run(run: QueuedRun) -> str:
     return (
         f'<li><a href="./runs?run={quote(run.id)}">{escape(name)}</a>'
         f"{markup.render_badge(run.status)}{reason}"
-        f'<span class="ts-muted ts-end">{render_time(run.created_at)}</span></li>'
+        f'<span class="ts-muted ts-end">{markup.render_moment(run.created_at)}</span></li>'
     )
 
 

@@ -7,6 +7,7 @@ from html import escape
 
 from apps.client.resources import Estimate, EstimatedMemory
 from apps.ui import markup
+from apps.ui.figures import format_bytes
 
 SCRIPT_HEAD = '<script src="page-assets/settings.js"></script>'
 REASON = (
@@ -53,9 +54,9 @@ def _render_memory(memory: EstimatedMemory) -> str:
     is_shared = memory.device == "cpu"
     needed = memory.worker_bytes * (memory.num_workers if is_shared else 1)
     workers = f"{memory.num_workers} × " if memory.num_workers > 1 else ""
-    text = f"{workers}{_write_gb(memory.worker_bytes)}"
+    text = f"{workers}{format_bytes(memory.worker_bytes)}"
     if memory.total_bytes is not None:
-        text += f" of {_write_gb(memory.total_bytes)}"
+        text += f" of {format_bytes(memory.total_bytes)}"
     text += " GPU memory" if memory.device == "gpu" else " memory"
     source = (
         "Measured in an earlier run."
@@ -70,8 +71,8 @@ def _render_disk(estimate: Estimate) -> str:
     needed, free = estimate.disk.needed_bytes, estimate.disk.free_bytes
     if needed is None or free is None:
         return ""
-    source = f"Checkpoints and the result; {_write_gb(free)} are free."
-    text = f"{_write_gb(needed)} of disk"
+    source = f"Checkpoints and the result; {format_bytes(free)} are free."
+    text = f"{format_bytes(needed)} of disk"
     return _render_part("Disk", text, source, is_tight=needed > _TIGHT * free)
 
 
@@ -90,9 +91,3 @@ def _shorten(count: int) -> str:
             value = count / size
             return f"{value:.0f}{unit}" if unit == ",000" else f"{value:.3g}{unit}"
     return f"{count:,}"
-
-
-def _write_gb(size_bytes: int) -> str:
-    if size_bytes < 1e9:
-        return f"{size_bytes / 1e6:,.0f} MB"
-    return f"{size_bytes / 1e9:,.1f} GB"

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from apps.client.model_resources import Model, ModelAlias, ModelCard
 from apps.client.resources import Access
 from apps.ui import markup
+from apps.ui.figures import format_bytes, format_count
 from apps.ui.models.lineage_picture import render_lineage
 from apps.ui.models.model_list import (
     NOT_ALLOWED,
@@ -18,7 +19,6 @@ from apps.ui.models.model_list import (
     render_aliases,
     render_confirmation,
 )
-from apps.ui.moments import format_bytes, format_count, render_time
 
 MAX_VALUE_CHARACTERS = 300
 TRIAL_PAGES = {
@@ -61,7 +61,8 @@ def render_model(view: ModelView) -> str:
     return (
         '<p class="ts-back"><a href="./models" data-open>← All models</a></p>'
         f'<h2 tabindex="-1">{escape(model.id)}</h2>'
-        f'<p class="ts-muted">{kind} · {escape(task)} · created {render_time(model.created)}</p>'
+        f'<p class="ts-muted">{kind} · {escape(task)} · created '
+        f"{markup.render_moment(model.created)}</p>"
         f"{_render_figures(view)}{_render_buttons(view)}"
         f"<section><h3>Lineage</h3>{render_lineage(model, view.content.lineage, view.models)}"
         f"</section><section><h3>Aliases</h3>{_render_promotion(view)}"

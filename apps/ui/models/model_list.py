@@ -7,7 +7,8 @@ from urllib.parse import quote
 
 from apps.client.model_resources import AliasEvent, AliasMove, Model, ModelAlias
 from apps.client.resources import Access
-from apps.ui.moments import format_bytes, render_time
+from apps.ui import markup
+from apps.ui.figures import format_bytes
 
 MAX_HISTORY = 50
 TASKS = {
@@ -84,7 +85,7 @@ def _render_row(model: Model) -> str:
         + _render_cell(2, model.data or "", escape(model.data or "–"))
         + _render_cell(3, "" if loss is None else str(loss), "–" if loss is None else f"{loss:.3f}")
         + _render_cell(4, str(model.bytes), format_bytes(model.bytes))
-        + _render_cell(5, str(-model.created), render_time(model.created, "relative"))
+        + _render_cell(5, str(-model.created), markup.render_moment(model.created, "relative"))
         + "</tr>"
     )
 
@@ -116,7 +117,7 @@ def render_aliases(
 
 def _render_alias(alias: ModelAlias, *, may_move: bool, shown: HandoverHistory | None) -> str:
     name, is_shown = escape(alias.id), shown is not None and shown.alias.id == alias.id
-    since = f"since {render_time(alias.history[-1].at)}" if alias.history else ""
+    since = f"since {markup.render_moment(alias.history[-1].at)}" if alias.history else ""
     buttons = _render_buttons(alias) if may_move else ""
     history = render_history(shown) if shown is not None and is_shown else ""
     return (
@@ -171,7 +172,9 @@ def render_history(history: HandoverHistory) -> str:
     moves = [(move.at, _render_move(move)) for move in history.alias.history]
     events = [(event.at, _render_event(event)) for event in history.events]
     entries = sorted((*moves, *events), key=lambda entry: entry[0])[: -MAX_HISTORY - 1 : -1]
-    lines = "".join(f"<li>{render_time(at)}<span>{content}</span></li>" for at, content in entries)
+    lines = "".join(
+        f"<li>{markup.render_moment(at)}<span>{content}</span></li>" for at, content in entries
+    )
     name = escape(history.alias.id)
     return f'<ol class="ts-history" aria-label="History of {name}, newest first">{lines}</ol>'
 

@@ -19,6 +19,7 @@ from apps.client.errors import ApiClientError
 from apps.client.resources import File
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.figures import format_bytes
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 
 _logger = logging.getLogger(__name__)
@@ -37,20 +38,11 @@ RECALL_JS = f"""() => {{
 REMEMBER_JS = f"""(id) => {{
   try {{ if (id) window.localStorage.setItem("{_STORAGE_KEY}", id); }} catch {{}}
 }}"""
-_UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"))
 
 
 def is_usable(file: File) -> bool:
     """Return whether a job can learn from a file, perhaps once its columns are chosen."""
     return file.status != "error" or file.error_code == UNKNOWN_COLUMNS
-
-
-def format_size(num_bytes: int) -> str:
-    """Format a size, as in '12 KB'."""
-    for size, unit in _UNITS:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 1000 * size else f"1000 {unit}"
-    return f"{num_bytes} bytes"
 
 
 def list_file_choices(
@@ -73,7 +65,7 @@ def list_file_choices(
 
 def _label_file(file: File, now: float) -> str:
     parts = [HANDBOOK_NAME if file.id == HANDBOOK_FILE_ID else file.filename]
-    parts += [format_size(file.bytes), *_count_rows(file)]
+    parts += [format_bytes(file.bytes), *_count_rows(file)]
     if file.id != HANDBOOK_FILE_ID:
         parts.append(markup.format_age(now - file.created_at))
     return " · ".join(parts)
@@ -210,7 +202,7 @@ class FileMenu:
             gr.Warning(escape(describe_error(exc)))
             return gr.skip(), gr.skip()
         text = (
-            f"Delete {file.filename} ({format_size(file.bytes)})? This cannot be undone. Models "
+            f"Delete {file.filename} ({format_bytes(file.bytes)})? This cannot be undone. Models "
             "and runs that learned from it stay."
         )
         return gr.Column(visible=True), markup.render_notice(text)

@@ -1,19 +1,7 @@
-"""Times and sizes as HTML and text, for the pages "Models" and "Cluster"."""
+"""Sizes and large numbers as text."""
 
-from datetime import UTC, datetime
-from typing import Literal
-
-MomentKind = Literal["moment", "relative"]
-_UNITS = ("B", "kB", "MB", "GB", "TB")
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _COUNTS = (("B", 1e9), ("M", 1e6), ("K", 1e3))
-
-
-def render_time(timestamp: float, kind: MomentKind = "moment") -> str:
-    """Render a Unix time in UTC; the browser shows it in its own zone, or as an age."""
-    moment = datetime.fromtimestamp(timestamp, UTC)
-    machine_readable = f"{moment:%Y-%m-%dT%H:%M:%SZ}"
-    shown = f"{moment.day} {moment:%b %Y, %H:%M} UTC"
-    return f'<time datetime="{machine_readable}" data-moment="{kind}">{shown}</time>'
 
 
 def format_bytes(num_bytes: float) -> str:
