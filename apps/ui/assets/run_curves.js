@@ -43,6 +43,11 @@ window.tuneserveCurves = (() => {
     return axis === "step" ? Math.round(value).toLocaleString("en") : compact.format(value);
   }
 
+  // The first steps are further apart than the ticks of the axis.
+  function isBetweenSteps(axis, value) {
+    return axis === "step" && !Number.isInteger(value);
+  }
+
   function describeY(key, value) {
     if (value === null || value === undefined) return "–";
     if (key === "peak_memory_bytes") return `${(value / 1e9).toPrecision(3)} GB`;
@@ -227,7 +232,7 @@ window.tuneserveCurves = (() => {
         scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
         axes: [
           { ...base, grid: { show: false }, size: 28, space: 90,
-            values: (_, ticks) => ticks.map((value) => describeX(axis, value)) },
+            values: (_, ticks) => ticks.map((value) => isBetweenSteps(axis, value) ? "" : describeX(axis, value)) },
           { ...base, grid: { stroke: line, width: 1 }, size: 62,
             values: (_, ticks) => ticks.map((value) => (value === null ? "" : describeY(this.key, value))) },
         ],
