@@ -11,12 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 from openai import OpenAI
+from playwright.sync_api import expect
 
 from apps.server.server_process import build_command, build_environment, stop_server
 from benchmarks.application import find_free_port, write_deploy_file
 from tests.waiting import wait_until
 
 START_TIMEOUT_S = 240.0
+BROWSER_PATIENCE_MS = 60_000
 ALLOWED_LOOP = "examples.loops.bert_mrpc:train_func"
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,6 +26,12 @@ ROOT = Path(__file__).parent.parent.parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that use the application last, because it uses a third of a core while it runs."""
     items.sort(key=lambda item: "application" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def browser_patience() -> None:
+    """Wait longer for a page than Playwright's 5 s, which a busy machine exceeds."""
+    expect.set_options(timeout=BROWSER_PATIENCE_MS)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 from tests.e2e.stub_pages import READY, open_page, serve_stub_pages
 from tests.e2e.test_page import browser
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
 __all__ = ["browser"]
 

@@ -15,7 +15,7 @@ from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
 __all__ = ["browser"]
 
@@ -30,7 +30,6 @@ def stub() -> Iterator[StubApi]:
 @pytest.fixture
 def chat(browser: Browser, stub: StubApi) -> Iterator[Page]:
     context = open_context(browser)
-    expect.set_options(timeout=PATIENCE_MS)  # 5 s are too few on a busy machine
     with serve_page(UiSettings(api_url=stub.url)) as url:
         page = context.new_page()
         page.goto(f"{url}/chat")

@@ -15,20 +15,12 @@ from tests.apps.http_api.cluster.test_node_metrics import TEXT
 from tests.apps.stub_api import LocalServer
 from tests.apps.ui.models_storage import ModelsStorage
 from tests.apps.ui.page_server import serve_page
-from tests.e2e.test_page import PATIENCE_MS, browser, open_context
+from tests.e2e.test_page import browser, open_context
 from tests.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
 __all__ = ["browser"]
-
-
-@pytest.fixture(autouse=True)
-def patience() -> Iterator[None]:
-    """Wait longer than Playwright's 5 s, which a busy machine exceeds."""
-    expect.set_options(timeout=PATIENCE_MS)
-    yield
-    expect.set_options(timeout=5_000)
 
 
 MAX_IDLE_BYTES_PER_S = 150_000 / 60

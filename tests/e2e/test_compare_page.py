@@ -12,7 +12,7 @@ from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
 __all__ = ["browser"]
 
@@ -31,7 +31,6 @@ def runs(browser: Browser, stub: StubApi) -> Iterator[Page]:
     """The page of a finished run."""
     stub.add_job("ftjob-1", "succeeded", fine_tuned_model="base-tuned", training={})
     context = open_context(browser)
-    expect.set_options(timeout=PATIENCE_MS)  # 5 s are too few on a busy machine
     with serve_page(UiSettings(api_url=stub.url)) as url:
         page = context.new_page()
         page.goto(f"{url}/runs?run=ftjob-1")

@@ -9,7 +9,7 @@ from tests.e2e.stub_pages import READY, open_page, serve_stub_pages
 from tests.e2e.test_page import PATIENCE_MS, browser
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
 __all__ = ["browser"]
 

@@ -15,7 +15,7 @@ from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import browser, count_points, open_context
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
 __all__ = ["browser"]
 
@@ -42,14 +42,6 @@ def stub() -> Iterator[StubApi]:
 def address(stub: StubApi) -> Iterator[str]:
     with serve_page(UiSettings(api_url=stub.url)) as url:
         yield f"{url}/runs"
-
-
-@pytest.fixture(autouse=True)
-def patience() -> Iterator[None]:
-    """Wait longer than a page without an active run takes to refresh."""
-    expect.set_options(timeout=40_000)
-    yield
-    expect.set_options(timeout=5_000)
 
 
 @pytest.fixture
