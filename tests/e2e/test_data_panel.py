@@ -82,6 +82,7 @@ def list_options(page: Page) -> list[str]:
     expect(options.first).to_be_visible()
     found = options.all_inner_texts()
     page.keyboard.press("Escape")
+    expect(options).to_have_count(0)
     return [text.strip() for text in found]
 
 
@@ -91,7 +92,7 @@ def test_only_usable_files_of_rows_are_offered_and_told_apart(page: Page, stub: 
     text = "\n".join(options)
     assert "step_metrics" not in text
     assert "broken.jsonl" not in text
-    assert text.count("rows.csv · 12.1 KB · 340 rows · 5 min ago") == 5
+    assert text.count("rows.csv · 12.3 kB · 340 rows · 5 min ago") == 5
     page.get_by_label("Also list files that cannot be used (1)").check()
     wait_until(lambda: len(list_options(page)) == 8, 60, "broken files are listed")
     choose_file(page, "broken.jsonl")
@@ -171,7 +172,7 @@ def test_rows_are_paged_searched_and_opened(page: Page, stub: StubApi) -> None:
 def test_rows_of_a_table_have_number_and_line(page: Page, stub: StubApi) -> None:
     stub.rows.first_line = 2
     choose_file(page, "tickets.csv")
-    expect(page.locator("#preview .ts-line")).to_have_text("Row 1 (line 2)", timeout=PATIENCE_MS)
+    expect(page.locator("#preview .ts-line").first).to_have_text("Row 1 (line 2)")
     page.get_by_role("tab", name="All rows").click()
     expect(page.locator("#file-rows .ts-line")).to_have_text("Row 1 (line 2)")
 
@@ -182,7 +183,7 @@ def test_columns_are_guessed_mapped_and_sent_with_start(page: Page, stub: StubAp
     expect(mapping).to_contain_text("This is a guess", timeout=PATIENCE_MS)
     expect(page.locator("#column-0 input")).to_have_value("question")
     expect(page.locator("#column-1 input")).to_have_value("reply")
-    expect(page.locator("#preview mark.ts-learned").first).to_have_text("On its way.")
+    expect(page.locator("#preview mark.ts-token").first).to_have_text("On its way.")
     expect(page.locator("#preview")).to_contain_text("Questions with answers")
     page.click("#column-0 input")
     page.get_by_role("option", name="reply").click()
