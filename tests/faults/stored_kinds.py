@@ -58,6 +58,7 @@ NOT_DAMAGED = {
     "models/*/verification.json": "written for users, never read",
     "cache/tokens/*/manifest.json": "tests/training/data/test_prepare.py",
     "cache/tokens/*/summary.json": "tests/training/data/test_prepare.py",
+    "cache/tokens/*/findings.json": "as cached tokens, by the manifest of the entry",
     "cache/tokens/*/*.arrow": "tests/training/data/test_prepare.py",
     "files/*/check_tries.json": "tests/apps/fine_tuning/validation/test_validation_attempts.py",
     "runs/*/check_tries.json": "tests/apps/fine_tuning/validation/test_validation_attempts.py",
