@@ -89,12 +89,21 @@ class Lineage(BaseModel):
         if not isinstance(found, dict):
             return {}
         return {
-            name: float(value)
+            name: number
             for name, value in list(found.items())[:_MAX_METRICS]
-            if _METRIC_NAME.fullmatch(name)
-            and isinstance(value, int | float)
-            and math.isfinite(value)
+            if _METRIC_NAME.fullmatch(name) and (number := read_finite(value)) is not None
         }
+
+
+def read_finite(value: object) -> float | None:
+    """Return a JSON number as a float; None for anything else, and for one that is too large."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON's integers have no limit
+        return None
+    return number if math.isfinite(number) else None
 
 
 def check_lineage(directory: Path) -> None:

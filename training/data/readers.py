@@ -60,7 +60,8 @@ class RowFile:
 
     `names` are expected column names; they distinguish a CSV file from malformed JSON. `known` is
     the record of the file from when it was received. `reads_binary` keeps the bytes in columns of
-    Parquet and Arrow files, each as `{"base64": …}`.
+    Parquet and Arrow files, each as `{"base64": …}`. After `deadline`, a monotonic time, reading
+    one of these files ends with `TimeoutError`.
     """
 
     path: Path
@@ -69,6 +70,7 @@ class RowFile:
     known: KnownFile | None = None
     text_rows: TextRows = "line"
     reads_binary: bool = False
+    deadline: float = float("inf")
     _sha256: str | None = None
 
     @property
@@ -147,7 +149,11 @@ class RowFile:
                 "files have a compression of their own"
             )
         for position, record in read_columnar(
-            self.path, self.name, kind, reads_binary=self.reads_binary
+            self.path,
+            self.name,
+            kind,
+            reads_binary=self.reads_binary,
+            deadline=self.deadline,
         ):
             self.position = position
             yield record

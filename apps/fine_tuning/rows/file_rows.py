@@ -93,7 +93,8 @@ class FileRows:
         asked, survey = _open(self._layout, file_id, model, training)
         try:
             counts = survey.read_counts()
-            if counts is None and are_quick([asked.path]):
+            is_started = self._started == (file_id, survey.key)  # it took too long to be quick
+            if counts is None and not is_started and are_quick([asked.path]):
                 with suppress(SlowRowsError):
                     survey.make(_limit_time())
                     counts = survey.read_counts()

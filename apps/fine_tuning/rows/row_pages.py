@@ -130,7 +130,7 @@ def _read(
                 columns = columns or _list_columns(record)
                 if not needle or contains(record, needle):
                     rows.append(describe_row(place, record, query.max_characters))
-    except RowsTimeoutError:
+    except TimeoutError:
         has_more = True
     if has_more and last == after:
         raise _describe_slow(source, after)

@@ -148,6 +148,7 @@ class _NotedRows:
     def read(self) -> Iterator[Record]:
         for line, record in self.source.read():
             self.num_rows += 1
+            self.excerpts.pop(self.num_rows - _KEPT_EXCERPTS, None)
             if not isinstance(record, RowFault):
                 self._note(line, record)
             yield line, record
@@ -160,7 +161,6 @@ class _NotedRows:
             return
         excerpt = text[:_EXCERPT_CHARACTERS].encode(errors="replace").decode()
         self.excerpts[number] = excerpt
-        self.excerpts.pop(number - _KEPT_EXCERPTS, None)
         if number > MAX_COMPARED_ROWS:
             return
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).digest()

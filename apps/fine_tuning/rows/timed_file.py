@@ -13,15 +13,13 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class RowsTimeoutError(Exception):
+class RowsTimeoutError(TimeoutError):
     """The deadline has passed: a file may have no row in a billion blank lines."""
 
 
 @dataclass
 class TimedRowFile(RowFile):
-    """A file of rows whose reads raise `RowsTimeoutError` after `deadline`, a monotonic time."""
-
-    deadline: float = float("inf")
+    """A file of rows whose reads raise `TimeoutError` after `deadline`, a monotonic time."""
 
     def open_file(self) -> BinaryIO:
         """Open the file as it is stored."""

@@ -5,6 +5,7 @@ Ray's documentation lists those of nodes ("System Metrics"); `serving.metrics` h
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,12 +94,14 @@ async def fetch_node_metrics(client: httpx.AsyncClient, url: str) -> NodeMetrics
 
 
 def parse_node_metrics(text: str) -> NodeMetrics:
-    """Parse the metrics of a node; samples that are not numbers are ignored."""
+    """Parse the metrics of a node; samples that are not finite numbers are ignored."""
     samples = _Samples()
     for name, labels, written in _SAMPLE.findall(text):
         try:
             value = float(written)
         except ValueError:
+            continue
+        if not math.isfinite(value):
             continue
         found = {label: _unescape(content) for label, content in _LABEL.findall(labels)}
         samples.values.setdefault(name, []).append((found, value))

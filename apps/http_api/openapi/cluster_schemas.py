@@ -100,7 +100,9 @@ class Cluster(_Answer):
     cpus: ReservedResource
     gpus: ReservedResource
     models: list[LoadedModel]
-    queue: list[QueuedRun] = Field(description="In the order in which they were created.")
+    queue: list[QueuedRun] = Field(
+        description="In the order in which they start, those that run first."
+    )
     dashboard_url: str | None = Field(
         description="Ray's dashboard, if it listens on a loopback address of the head node."
     )

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from apps.client.model_resources import Model
 
 MAX_CHILDREN = 12
+_MAX_EPOCH = 1e6  # more than any training has; JSON's integers have no limit
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ def _list_checkpoints(model: Model, lineage: Mapping[str, object]) -> list[Box]:
         return []
     metrics = lineage.get("metrics")
     epoch = metrics.get("epoch") if isinstance(metrics, Mapping) else None
-    notes = [f"epoch {epoch:g}"] if isinstance(epoch, int | float) else []
+    notes = (
+        [f"epoch {epoch:g}"] if isinstance(epoch, int | float) and abs(epoch) < _MAX_EPOCH else []
+    )
     notes += [f"loss {model.metrics['loss']:.3f}"] if "loss" in model.metrics else []
     href = None if model.run_id is None else f"./runs?run={quote(model.run_id)}"
     return [Box("Checkpoint", f"Step {model.checkpoint_step:,}", href, tuple(notes))]

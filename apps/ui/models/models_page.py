@@ -32,7 +32,9 @@ INTERVAL_S = 15.0
 SCRIPT = Path(__file__).parents[1] / "assets" / "models.js"
 DONE_JS = "() => { document.dispatchEvent(new Event('models-done')); }"
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; these are all."
-_HEADING = re.compile(r"^(#{1,4})(?=\s)", re.MULTILINE)
+_HEADING = re.compile(r"^#{1,6}(?=\s)")
+_FENCE = re.compile(r"^ {0,3}(```|~~~)")
+_TAG = re.compile(r"<(?=[a-zA-Z/!?])")
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 
@@ -107,12 +109,27 @@ def find_model(models: list[Model], name: str) -> Model | None:
 
 
 def prepare_card(text: str | None) -> str:
-    """Return a model card in Markdown below a heading of this page, without its metadata."""
+    """Return a model card in Markdown below a heading of this page, without its metadata.
+
+    Cards come from anybody, so HTML in them is shown as text: it could draw buttons of its own.
+    """
     if not text:
         return ""
     body = _FRONT_MATTER.sub("", text.replace("\r\n", "\n")).strip()
-    body = _HEADING.sub(r"###\1", body)
+    lines, is_code = [], False
+    for line in body.split("\n"):
+        is_fence = _FENCE.match(line) is not None
+        is_code = is_code != is_fence
+        lines.append(line if is_code or is_fence else _prepare_line(line))
+    body = "\n".join(lines)
     return f"### Model card\n\n{body}" if body else ""
+
+
+def _prepare_line(line: str) -> str:
+    """Return a line of Markdown with its heading below those of the page, and HTML as text."""
+    line = _HEADING.sub(lambda found: f"###{found[0]}"[:6], line)
+    parts = line.split("`")  # every other one is code
+    return "`".join(_TAG.sub("&lt;", part) if not n % 2 else part for n, part in enumerate(parts))
 
 
 class _Page:

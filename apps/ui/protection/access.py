@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _CONTENT_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "worker-src 'self' blob:; object-src 'none'; frame-ancestors 'self'; form-action 'self'"
+    "worker-src 'self' blob:; object-src 'none'; frame-ancestors 'self'; form-action 'none'"
 )
 VERDICT_AGE_S = 5.0
 """How long a valid verdict is cached for the page, in seconds; the API itself checks every call."""

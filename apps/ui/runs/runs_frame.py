@@ -15,7 +15,7 @@ _LIST = f"""
 <section id="run-list" class="ts-view-list" aria-labelledby="run-list-title">
   <div class="ts-toolbar">
     <h2 id="run-list-title">Runs</h2>
-    <input type="search" id="run-search" placeholder="Name, model or data"
+    <input type="search" id="run-search" maxlength="200" placeholder="Name, model or data"
       aria-label="Search runs by name, model or data">
     <select id="run-state" aria-label="Show runs with this state">
       <option value="">All states</option>{_STATES}
@@ -65,7 +65,7 @@ _RUN = f"""
         <ol class="ts-events" data-list="events" tabindex="0" aria-label="Events"></ol></section>
       <details id="run-log"><summary>Log</summary>
         <div class="ts-toolbar">
-          <input type="search" id="log-search" placeholder="Find in the whole log"
+          <input type="search" id="log-search" maxlength="200" placeholder="Find in the whole log"
             aria-label="Find in the whole log">
           <label><input type="checkbox" id="log-follow" checked> Follow</label>
           <span id="log-note" class="ts-muted" role="status"></span>

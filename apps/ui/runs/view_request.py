@@ -2,12 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 MAX_COMPARED = 6
 _MAX_CHARACTERS = 200
 
-Text = Annotated[str, Field(max_length=_MAX_CHARACTERS)]
+
+def _shorten(value: object) -> object:
+    return value[:_MAX_CHARACTERS] if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(_shorten)]
+"""A text that is cut: a visitor may paste one of any length."""
 View = Literal["list", "run", "compare"]
 ActionName = Literal["pause", "resume", "cancel", "merge", "promote", "publish", "delete"]
 

@@ -8,9 +8,11 @@ its limit or crashes, only the file is refused.
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import TIMEOUT_MAX, Timer
 from typing import IO
 
 from training.data import row_limits
@@ -31,16 +33,20 @@ def read_columnar(
     *,
     reads_binary: bool = False,
     num_skipped: int = 0,
+    deadline: float = float("inf"),
 ) -> Iterator[tuple[int, Record]]:
     """Yield the rows, numbered from 1, each after the bytes of the file that have been read.
 
     The first `num_skipped` rows are skipped.
 
     With `reads_binary`, bytes are `{"base64": …}`, and rows may have `MAX_BINARY_ROW_BYTES`. Raises
-    `DataError` for a file that cannot be read, or that needs more than `MAX_MEMORY_BYTES`.
+    `DataError` for a file that cannot be read, or that needs more than `MAX_MEMORY_BYTES`, and
+    `TimeoutError` if no row could be read before `deadline`, a monotonic time.
     """
     limit = row_limits.MAX_BINARY_ROW_BYTES if reads_binary else row_limits.MAX_ROW_BYTES
-    lines = read_lines(path, name, kind, reads_binary=reads_binary, num_skipped=num_skipped)
+    lines = read_lines(
+        path, name, kind, reads_binary=reads_binary, num_skipped=num_skipped, deadline=deadline
+    )
     for number, line in enumerate(lines, num_skipped + 1):
         position, _, content = line.partition(b" ")
         fault: RowFault | None = None
@@ -56,6 +62,7 @@ def read_lines(
     *,
     reads_binary: bool = False,
     num_skipped: int = 0,
+    deadline: float = float("inf"),
 ) -> Iterator[bytes]:
     """Yield a line for each row: the position in the file, a space and the row as JSON.
 
@@ -78,19 +85,34 @@ def read_lines(
     )
     assert process.stdin is not None
     assert process.stdout is not None
+    timer = _kill_at(process, deadline)
     try:
         with suppress(BrokenPipeError), process.stdin:  # it has ended: its status is reported below
             process.stdin.write(os.fsencode(path))
         yield from _take_lines(process.stdout, name, kind)
-        if status := process.wait():
+        status = process.wait()
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{name} was not read in time")
+        if status:
             raise DataError(
                 f"{name} cannot be read as {_KIND_NAMES[kind]} (the process that read it ended "
                 f"with {status}): it seems damaged; write it again, or convert it to JSONL"
             )
     finally:
+        timer.cancel()
         process.kill()
         process.stdout.close()
         process.wait()
+
+
+def _kill_at(process: "subprocess.Popen[bytes]", deadline: float) -> Timer:
+    """Kill a process at a monotonic time, unless the timer is cancelled before."""
+    wait_s = min(max(0.0, deadline - time.monotonic()), TIMEOUT_MAX)
+    timer = Timer(wait_s, process.kill)
+    timer.daemon = True
+    if deadline < float("inf"):
+        timer.start()
+    return timer
 
 
 def _take_lines(output: IO[bytes], name: str, kind: FileKind) -> Iterator[bytes]:

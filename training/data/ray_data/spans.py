@@ -177,6 +177,7 @@ class SpanSource:
             found.kind,
             reads_binary=source.reads_binary,
             num_skipped=num_skipped,
+            deadline=source.deadline,
         )
         for _, (number, record) in rows:
             yield number, (number, record)

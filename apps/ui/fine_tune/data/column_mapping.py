@@ -138,7 +138,7 @@ class ColumnMapping:
         except ApiClientError:  # the preview reports it
             return (gr.skip(), gr.skip(), *self.show(task, (), {}))
         mapping = read_mapping(entered)
-        if not set(mapping.values()) <= set(columns) or set(mapping) & list_other_parts(task):
+        if not set(mapping.values()) & set(columns) or set(mapping) & list_other_parts(task):
             mapping = {}
         is_unknown = file is not None and file.error_code == UNKNOWN_COLUMNS
         note = ""

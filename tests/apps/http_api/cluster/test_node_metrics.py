@@ -48,7 +48,9 @@ def test_metrics_of_node_gpus_and_models_are_read() -> None:
 
 
 def test_other_text_has_no_metrics() -> None:
-    assert parse_node_metrics("<html>\nray_node_mem_used{} many\n") == NodeMetrics()
+    for text in ("<html>\nray_node_mem_used{} many\n", 'ray_node_mem_used{a="b"} NaN\n'):
+        assert parse_node_metrics(text) == NodeMetrics()
+    assert parse_node_metrics('ray_node_mem_used{a="b"} +Inf\n') == NodeMetrics()
 
 
 @pytest.mark.anyio

@@ -98,3 +98,9 @@ def test_card_has_no_metadata_and_its_headings_are_below_those_of_the_page() -> 
     expected = "### Model card\n\n#### Title\n\n##### Part\n#!/bin/sh"
     assert prepare_card(text) == expected
     assert prepare_card("---\na: 1\n---\n") == prepare_card(None) == ""
+
+
+def test_card_keeps_code_and_shows_html_as_text() -> None:
+    text = "#### Deep\n```bash\n# load <b>\n```\n<form action=/v1/x>`<i>` 1 < 2"
+    expected = "###### Deep\n```bash\n# load <b>\n```\n&lt;form action=/v1/x>`<i>` 1 < 2"
+    assert prepare_card(text) == f"### Model card\n\n{expected}"

@@ -21,13 +21,20 @@ def test_view_is_read() -> None:
         None,
         [],
         {"view": "admin"},
-        {"run": "x" * 1000},
         {"run": {"path": "/etc/passwd"}},
         {"view": "compare", "compare": ["a"] * (MAX_COMPARED + 1)},
     ],
 )
 def test_invalid_request_shows_the_list(data: object) -> None:
     assert read_view_request(data) == ViewRequest()
+
+
+def test_long_texts_are_cut() -> None:
+    asked = {"view": "run", "run": "ftjob-1", "log_search": "x" * 1000, "action": "pause"}
+    assert read_view_request(asked).place == "run ftjob-1 "
+    action = read_action_request(asked)
+    assert action is not None
+    assert action.log_search == "x" * 200
 
 
 @pytest.mark.parametrize("action", [None, "", "drop", "__class__"])

@@ -2,6 +2,7 @@
 
 import datetime
 import gzip
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tests.training.data.text.test_formats import ANSWER, QUESTION, parse
 from training.data.faults import DataError, RowFault
 from training.data.files import columnar
+from training.data.files.columnar import read_columnar
 from training.data.files.measuring import measure_unpacked
 from training.data.readers import RowFile
 from training.data.row_limits import MAX_ROW_BYTES
@@ -183,6 +185,16 @@ def test_closed_reader_ends_its_process(tmp_path: Path) -> None:
     assert {child.pid for child in psutil.Process().children()} - before
     records.close()  # type: ignore[attr-defined]
     assert not {child.pid for child in psutil.Process().children()} - before
+
+
+def test_reading_ends_at_the_deadline(tmp_path: Path) -> None:
+    """Skipping the rows of a small file may take minutes: it can have millions of equal ones."""
+    path = tmp_path / "rows.parquet"
+    write_parquet(path, pa.Table.from_pylist([{"n": 1}] * 100))
+    deadline = time.monotonic() + 0.01  # before the process can have started
+    with pytest.raises(TimeoutError, match=r"rows\.parquet"):
+        list(read_columnar(path, "rows.parquet", "parquet", deadline=deadline))
+    assert len(list(read_columnar(path, "rows.parquet", "parquet"))) == 100
 
 
 def test_too_long_rows_count_with_unpacked_size(tmp_path: Path) -> None:
