@@ -111,6 +111,8 @@ def find_log_range(log: RunLog, num_bytes: int, offset: int | None = None) -> Lo
 def search_log(log: RunLog, text: str, num_bytes: int) -> bytes:
     """Return the last lines of a log with a text, in any case; at most `num_bytes`, whole lines.
 
+    If the last one alone is longer, it is its end.
+
     The lines are read one megabyte at a time, and only the result is kept.
     """
     begin, end = log.measure()
@@ -122,6 +124,6 @@ def search_log(log: RunLog, text: str, num_bytes: int) -> bytes:
             if line and wanted in line.decode(errors="replace").casefold():
                 found.append(line + b"\n")
                 size += len(line) + 1
-        while found and size > num_bytes:
+        while len(found) > 1 and size > num_bytes:
             size -= len(found.popleft())
-    return b"".join(found)
+    return b"".join(found)[-num_bytes:]

@@ -104,6 +104,7 @@ class JobEstimator:
         memory = _describe_memory(resolved, size, rows["longest"], nodes, on_gpu=on_gpu)
         if measured and measured.peak_memory_bytes:
             memory |= {"worker_bytes": measured.peak_memory_bytes, "is_measured": True}
+        may_end_early = spec.early_stopping_patience is not None
         needed = estimate_disk(resolved, size, has_trained=False).likely if size else None
         return {
             "object": "fine_tuning.estimate",
@@ -112,7 +113,7 @@ class JobEstimator:
             "num_rows": rows["num_rows"],
             "num_steps": steps.num_steps if steps else None,
             "num_tokens": steps.num_tokens if steps else None,
-            "is_exact": steps is not None and steps.is_exact,
+            "is_exact": steps is not None and steps.is_exact and not may_end_early,
             "tokens_per_s": round(measured.tokens_per_s, 1) if measured else None,
             "training_s": round(seconds, 1) if seconds is not None else None,
             "measured_by": measured.run_id if measured else None,

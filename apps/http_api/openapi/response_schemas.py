@@ -253,7 +253,9 @@ class JobEstimate(_Answer):
     num_rows: int | None = Field(description="Rows of an epoch.")
     num_steps: int | None
     num_tokens: int | None = Field(description="Tokens of all steps, without padding.")
-    is_exact: bool = Field(description="Whether steps and tokens were counted from the rows.")
+    is_exact: bool = Field(
+        description="Whether steps and tokens were counted from the rows, and no early stop is set."
+    )
     tokens_per_s: float | None
     training_s: float | None = Field(
         description="Seconds of training, as an earlier run with the same settings was fast."

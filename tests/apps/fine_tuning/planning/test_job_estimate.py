@@ -45,6 +45,8 @@ async def test_steps_and_tokens_are_those_of_the_run(
     assert found["num_steps"] == sum(len(plan_epoch(lengths, plan, epoch)) for epoch in range(3))
     assert found["num_tokens"] == 3 * int(np.sum(lengths))
     assert (found["num_rows"], found["is_exact"]) == (40, True)
+    stopping = {"validation_fraction": 0.5, "evaluate_every_steps": 1, "early_stopping_patience": 1}
+    assert not (await estimate(queue, varied_file, **settings, **stopping))["is_exact"]
     assert found["disk"]["needed_bytes"] > 0
     assert found["memory"]["total_bytes"] > found["memory"]["worker_bytes"] > 0
 

@@ -443,6 +443,8 @@ async def test_log_is_searched_from_its_end(client: httpx.AsyncClient, run: RunF
     some = await client.get(url, params={"search": "step", "tail": tail + 3})
     assert some.text.splitlines() == every[-2:]
     assert (await client.get(url, params={"search": "nowhere"})).text == ""
+    last = await client.get(url, params={"search": "step", "tail": 5})
+    assert last.text == f"{every[-1]}\n"[-5:], "one line that is too long hides all that was found"
     both = await client.get(url, params={"search": "step", "offset": 0})
     assert both.json()["error"]["param"] == "search"
 
