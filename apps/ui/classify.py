@@ -17,8 +17,8 @@ from apps.client.errors import ApiClientError
 from apps.client.model_resources import Model
 from apps.client.resources import ScoredLabel, TextLabels, read_resources
 from apps.middleware.body_limit import MAX_IMAGES_BYTES
-from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.notices import show_notice
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
 
 _logger = logging.getLogger(__name__)
@@ -118,12 +118,13 @@ class _Page:
         try:
             models = list_classifiers(await self._client.models.list_all())
         except ApiClientError as exc:
-            return gr.skip(), gr.skip(), _show_note(describe_error(exc), "error"), *(gr.skip(),) * 2
+            notice = show_notice(describe_error(exc), "error")
+            return gr.skip(), gr.skip(), notice, *(gr.skip(),) * 2
         tasks = {name: model.task for model in models for name in (model.id, *model.aliases)}
         chosen = request.query_params.get("model") or next(iter(tasks), None)
-        note = _show_note("" if tasks else NO_MODELS_NOTE)
+        note = show_notice("" if tasks else NO_MODELS_NOTE)
         if chosen is not None and chosen not in tasks:
-            note, chosen = _show_note(UNKNOWN_MODEL_NOTE.format(chosen), "error"), None
+            note, chosen = show_notice(UNKNOWN_MODEL_NOTE.format(chosen), "error"), None
         menu = gr.Dropdown(choices=list_choices(models), value=chosen)
         return menu, tasks, note, *_show_inputs(tasks.get(chosen or ""))
 
@@ -192,10 +193,6 @@ async def _render_answer(call: Awaitable[Mapping[str, object]]) -> str:
 def _show_inputs(task: str | None) -> tuple[Any, Any]:
     """Show the inputs of a task: texts, or an image."""
     return gr.Column(visible=task != IMAGE_TASK), gr.Column(visible=task == IMAGE_TASK)
-
-
-def _show_note(message: str, kind: str = "info") -> Any:
-    return gr.HTML(markup.render_notice(message, kind), visible=bool(message))
 
 
 def build_classify_page(client: ApiClient, uploads: UploadFolder) -> None:

@@ -1,7 +1,7 @@
 """The web application: pages with their own URLs and a common theme."""
 
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -54,24 +54,18 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
     ) as blocks:
         _start_page("")
         build_fine_tune_page(client, uploads)
-    with blocks.route("Runs", "runs"):
-        _start_page("runs")
-        build_runs_page(client)
-    with blocks.route("Chat", "chat"):
-        _start_page("chat")
-        build_chat_page(client)
-    with blocks.route("Compare", "compare"):
-        _start_page("compare")
-        build_compare_page(client)
-    with blocks.route("Classify", "classify"):
-        _start_page("classify")
-        build_classify_page(client, uploads)
-    with blocks.route("Models", "models"):
-        _start_page("models")
-        build_models_page(client)
-    with blocks.route("Cluster", "cluster"):
-        _start_page("cluster")
-        build_cluster_page(client)
+    others: Mapping[str, Callable[[ApiClient], None]] = {
+        "runs": build_runs_page,
+        "chat": build_chat_page,
+        "compare": build_compare_page,
+        "classify": partial(build_classify_page, uploads=uploads),
+        "models": build_models_page,
+        "cluster": build_cluster_page,
+    }
+    for path, build in others.items():
+        with blocks.route(markup.TITLES[path], path):
+            _start_page(path)
+            build(client)
     blocks.state_session_capacity = MAX_SESSIONS
     blocks.queue(default_concurrency_limit=MAX_CONCURRENT_EVENTS)
     # By default Gradio polls its queue a thousand times a second.
@@ -116,29 +110,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
     uploads.set_as_gradio_folder()
     blocks = build_blocks(client, uploads)
 
-    @app.get("/{page}/")
-    async def drop_trailing_slash(page: str) -> RedirectResponse:  # Gradio's own loses the prefix
-        return RedirectResponse(f"../{page}")
-
-    @app.get("/page-assets/{name}")
-    async def send_file(name: str, v: str | None = None) -> Response:
-        return send_asset(name, v)
-
-    add_download(app, client)
-
-    @app.get("/favicon.ico")
-    async def send_icon() -> Response:
-        return FileResponse(ASSETS / "icon.svg", media_type="image/svg+xml")
-
-    @app.get(f"/{markup.API_PAGE}")
-    async def describe_api(request: Request) -> Response:
-        key = read_password(request.headers.get("authorization", ""))
-        try:
-            content, status = render_reference(await client.description.read(key)), 200
-        except ApiClientError as exc:
-            content, status = markup.render_notice(describe_error(exc), "error"), 503
-        return HTMLResponse(render_document("HTTP API", markup.API_PAGE, content), status)
-
+    _add_routes(app, client)
     app.add_middleware(PageFrame)
     app.add_middleware(
         GZipMiddleware,
@@ -168,6 +140,33 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
     app.state.has_function = partial(_has_function, blocks)
     app.state.unread = UnreadCalls(partial(_count_events, blocks), partial(_forget, blocks))
     return app
+
+
+def _add_routes(app: FastAPI, client: ApiClient) -> None:
+    """Add the routes that are not of Gradio."""
+
+    @app.get("/{page}/")
+    async def drop_trailing_slash(page: str) -> RedirectResponse:  # Gradio's own loses the prefix
+        return RedirectResponse(f"../{page}")
+
+    @app.get("/page-assets/{name}")
+    async def send_file(name: str, v: str | None = None) -> Response:
+        return send_asset(name, v)
+
+    add_download(app, client)
+
+    @app.get("/favicon.ico")
+    async def send_icon() -> Response:
+        return FileResponse(ASSETS / "icon.svg", media_type="image/svg+xml")
+
+    @app.get(f"/{markup.API_PAGE}")
+    async def describe_api(request: Request) -> Response:
+        key = read_password(request.headers.get("authorization", ""))
+        try:
+            content, status = render_reference(await client.description.read(key)), 200
+        except ApiClientError as exc:
+            content, status = markup.render_notice(describe_error(exc), "error"), 503
+        return HTMLResponse(render_document("HTTP API", markup.API_PAGE, content), status)
 
 
 def _has_function(blocks: gr.Blocks, session: str, function: int) -> bool:

@@ -6,10 +6,10 @@ from urllib.parse import quote
 import gradio as gr
 from gradio.blocks import Block
 
-from apps.ui import markup
 from apps.ui.chat.code_panel import CodePanel
 from apps.ui.chat.conversation import Conversation, OpenChat
 from apps.ui.chat.model_menu import ModelMenu
+from apps.ui.chat.question_bar import QuestionBar
 from apps.ui.chat.sampling_settings import SettingsPanel
 
 REFRESH_INTERVAL_S = 10.0
@@ -72,32 +72,7 @@ class ChatLayout:
         self.go_on = gr.Button(
             "Continue the answer", size="sm", elem_id="chat-continue", visible=False
         )
-        with gr.Row(elem_id="chat-bar"):
-            self.text = gr.Textbox(
-                elem_id="chat-input",
-                label="Question",
-                placeholder="Ask something…",
-                show_label=False,
-                container=False,
-                scale=6,
-                min_width=110,
-                max_lines=6,
-                autofocus=True,
-            )
-            self.send = gr.Button(
-                "Send", variant="primary", elem_id="chat-send", scale=1, min_width=72
-            )
-            self.stop = gr.Button("Stop", elem_id="chat-stop", scale=1, min_width=72, visible=False)
-            self.clear = gr.Button("Clear", elem_id="chat-clear", scale=1, min_width=72)
-
-    def show_buttons(self, *, busy: bool) -> Updates:
-        """Return the updates of Send and Stop: Stop replaces Send while an answer is streamed."""
-        return {self.send: gr.Button(visible=not busy), self.stop: gr.Button(visible=busy)}
-
-
-def show_note(message: str, kind: str = "info") -> Any:
-    """Show a notice, or hide it if the message is empty."""
-    return gr.HTML(markup.render_notice(message, kind), visible=bool(message))
+        self.bar = QuestionBar("chat", "Ask something…")
 
 
 def show_continue(conversation: Conversation) -> Any:

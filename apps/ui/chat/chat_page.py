@@ -16,7 +16,6 @@ from apps.ui.chat.chat_layout import (
     Updates,
     render_compare_link,
     show_continue,
-    show_note,
 )
 from apps.ui.chat.conversation import Conversation, OpenChat
 from apps.ui.chat.kept_conversation import (
@@ -38,6 +37,7 @@ from apps.ui.chat.questions import QuestionHandlers
 from apps.ui.chat.sampling_settings import RESTORE_SETTINGS_JS
 from apps.ui.chat.suggestions import suggest_questions
 from apps.ui.error_messages import describe_error
+from apps.ui.notices import show_notice
 
 NO_CHECKPOINTS = "The newest {} runs have no checkpoints that are not in the menu."
 
@@ -69,14 +69,14 @@ class _ModelHandlers:
         try:
             menu = await load_menu(self._client, [wanted])
         except ApiClientError as exc:
-            return {ui.note: show_note(describe_error(exc), "error"), **settings}
+            return {ui.note: show_notice(describe_error(exc), "error"), **settings}
         if menu.has(wanted):
             chosen: str | None = wanted
         else:
             chosen = next((value for _, value in menu.list_choices()), None)
-        note = show_note(*await describe_choice(self._client, menu, chosen))
+        note = show_notice(*await describe_choice(self._client, menu, chosen))
         if asked and not menu.has(asked):
-            chosen, note = None, show_note(UNKNOWN_MODEL_NOTE.format(asked), "error")
+            chosen, note = None, show_notice(UNKNOWN_MODEL_NOTE.format(asked), "error")
         chat.begin(restored if chosen and restored.asked_model == chosen else Conversation())
         question = chat.conversation.find_unanswered()
         chat.conversation = chat.conversation.drop_unanswered()
@@ -90,7 +90,7 @@ class _ModelHandlers:
             ui.history: chat.conversation.to_chatbot(),
             ui.go_on: show_continue(chat.conversation),
             ui.compare: render_compare_link(chosen),
-            **({ui.text: question} if question else {}),
+            **({ui.bar.text: question} if question else {}),
         }
 
     async def choose(self, chat: OpenChat, menu: ModelMenu, name: Any, text: Any) -> Updates:
@@ -107,10 +107,10 @@ class _ModelHandlers:
         unanswered = chat.conversation.find_unanswered()
         chat.begin(Conversation(asked_model=name))
         return {
-            ui.note: show_note(*await describe_choice(self._client, menu, name)),
+            ui.note: show_notice(*await describe_choice(self._client, menu, name)),
             ui.history: [],
             ui.answered_by: "",
-            ui.text: unanswered if unanswered and not text else gr.skip(),
+            ui.bar.text: unanswered if unanswered and not text else gr.skip(),
             ui.kept: pack_conversation(chat.conversation),
             ui.go_on: gr.Button(visible=False),
             ui.compare: render_compare_link(name),
@@ -161,10 +161,10 @@ def build_chat_page(client: ApiClient) -> None:
     ui = ChatLayout()
     page = _ModelHandlers(client, ui)
     questions = QuestionHandlers(client, ui)
-    buttons = [ui.send, ui.stop]
+    buttons = ui.bar.buttons
     settings = ui.settings
     restore = f"() => [{RESTORE_JS}, {RESTORE_SETTINGS_JS}]"
-    shown = [ui.chat, ui.model, ui.menu, ui.note, ui.history, ui.go_on, ui.compare, ui.text]
+    shown = [ui.chat, ui.model, ui.menu, ui.note, ui.history, ui.go_on, ui.compare, ui.bar.text]
     # Every function runs through Gradio's queue; routes that bypass it are closed (exposure.py).
     gr.on(fn=None, outputs=[ui.kept, settings.kept], js=restore, api_visibility="private").then(
         page.open_chat, [ui.chat, ui.kept, settings.kept], [*shown, *settings.inputs], **RAW
@@ -175,8 +175,8 @@ def build_chat_page(client: ApiClient) -> None:
     settings.listen()
     answering = _build_questions(ui, questions)
     stopping: EventOptions = {**RAW, "cancels": answering}
-    ui.stop.click(questions.stop_answer, ui.chat, [ui.kept, *buttons], **stopping)
-    ui.clear.click(
+    ui.bar.stop.click(questions.stop_answer, ui.chat, [ui.kept, *buttons], **stopping)
+    ui.bar.clear.click(
         questions.empty_conversation,
         ui.chat,
         [ui.history, ui.answered_by, ui.kept, ui.go_on, *buttons],
@@ -184,8 +184,8 @@ def build_chat_page(client: ApiClient) -> None:
     )
     chosen = ui.model.input(
         page.choose,
-        [ui.chat, ui.menu, ui.model, ui.text],
-        [ui.note, ui.history, ui.answered_by, ui.text, ui.kept, ui.go_on, ui.compare],
+        [ui.chat, ui.menu, ui.model, ui.bar.text],
+        [ui.note, ui.history, ui.answered_by, ui.bar.text, ui.kept, ui.go_on, ui.compare],
         **stopping,
     )
     chosen.then(None, ui.model, js=SHOW_MODEL_JS)
@@ -199,11 +199,17 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
     """Build the events that ask a question; return those that stream an answer."""
     settings = ui.settings.inputs
     # The chat is an output so that each question restarts the hour after which Gradio deletes it.
-    asked = [ui.chat, ui.history, ui.text, ui.model, ui.menu, ui.note, ui.kept, ui.go_on]
-    outputs = [*asked, *settings, ui.send, ui.stop]
+    asked = [ui.chat, ui.history, ui.bar.text, ui.model, ui.menu, ui.note, ui.kept, ui.go_on]
+    outputs = [*asked, *settings, *ui.bar.buttons]
     context = [ui.chat, ui.menu, ui.model, *settings]
     events = [
-        gr.on([ui.text.submit, ui.send.click], page.ask, [ui.text, *context], outputs, **RAW),
+        gr.on(
+            ui.bar.sent,
+            page.ask,
+            [ui.bar.text, *context],
+            outputs,
+            **RAW,
+        ),
         ui.history.example_select(page.ask_example, context, outputs, **RAW),
         ui.history.retry(page.ask_again, context, outputs, **RAW),
         ui.history.edit(page.ask_edited, context, outputs, **RAW),
@@ -214,10 +220,10 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
         step = event.then(
             page.respond,
             ui.chat,
-            [ui.chat, ui.history, ui.answered_by, ui.text, ui.note],
+            [ui.chat, ui.history, ui.answered_by, ui.bar.text, ui.note],
             **RAW,
         )
-        step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, ui.send, ui.stop], **QUIET).then(
+        step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, *ui.bar.buttons], **QUIET).then(
             ui.program.update_code, [ui.chat, ui.program.kind, *settings], ui.program.code, **RAW
         )
         answering.append(step)

@@ -12,7 +12,7 @@ from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.client.model_resources import Model
 from apps.ui import markup
-from apps.ui.chat.chat_layout import ChatLayout, Updates, show_continue, show_note
+from apps.ui.chat.chat_layout import ChatLayout, Updates, show_continue
 from apps.ui.chat.code_panel import find_request
 from apps.ui.chat.conversation import Conversation, OpenChat, Question, Turn, answer
 from apps.ui.chat.kept_conversation import pack_conversation
@@ -24,6 +24,7 @@ from apps.ui.chat.model_menu import (
 )
 from apps.ui.chat.sampling_settings import check_settings
 from apps.ui.error_messages import describe_error
+from apps.ui.notices import show_notice
 
 MOVED_NOTE = "{} points to {} now; this is a new conversation."
 BUSY_WARNING = "The previous question is still being answered: wait for the answer, or press Stop."
@@ -138,13 +139,13 @@ class QuestionHandlers:
         return {
             ui.chat: chat,
             ui.history: asked.to_chatbot(),
-            **({ui.text: ""} if place is None else {}),
+            **({ui.bar.text: ""} if place is None else {}),
             ui.model: gr.Dropdown(choices=current.list_choices()),
             ui.menu: current,
             ui.note: await self._note(moved, current, name),
             ui.kept: pack_conversation(asked),
             ui.go_on: gr.Button(visible=False),
-            **ui.show_buttons(busy=True),
+            **ui.bar.show_buttons(busy=True),
         }
 
     async def _list_models(
@@ -181,7 +182,7 @@ class QuestionHandlers:
         return {
             ui.chat: chat,
             ui.go_on: gr.Button(visible=False),
-            **ui.show_buttons(busy=True),
+            **ui.bar.show_buttons(busy=True),
         }
 
     async def respond(self, chat: OpenChat) -> AsyncGenerator[Updates, None]:
@@ -205,7 +206,7 @@ class QuestionHandlers:
                         ui.chat: chat,
                         ui.history: current.to_chatbot(),
                         ui.answered_by: f'<p class="ts-muted">{escape(step.line)}</p>',
-                        **({ui.note: show_note(step.note)} if step.note else {}),
+                        **({ui.note: show_notice(step.note)} if step.note else {}),
                     }
         except ApiClientError as exc:
             yield self._end_with_error(chat, question, current, describe_error(exc))
@@ -226,14 +227,14 @@ class QuestionHandlers:
             ui.chat: chat,
             ui.history: kept.to_chatbot(),
             ui.answered_by: markup.render_notice(message, "error"),
-            **({ui.text: question.text} if question.text and not has_answer else {}),
+            **({ui.bar.text: question.text} if question.text and not has_answer else {}),
         }
 
     async def stop_answer(self, chat: OpenChat) -> Updates:
         """Stop the answer, keep its text so far, and show Send again."""
         chat.stop()
         kept = pack_conversation(chat.conversation)
-        return {self._ui.kept: kept, **self._ui.show_buttons(busy=False)}
+        return {self._ui.kept: kept, **self._ui.bar.show_buttons(busy=False)}
 
     async def empty_conversation(self, chat: OpenChat) -> Updates:
         """Start a new conversation."""
@@ -244,24 +245,24 @@ class QuestionHandlers:
             ui.answered_by: "",
             ui.kept: "",
             ui.go_on: gr.Button(visible=False),
-            **ui.show_buttons(busy=False),
+            **ui.bar.show_buttons(busy=False),
         }
 
     async def free_buttons(self, chat: OpenChat) -> Updates:
         """Show Send again unless a question is being answered; the browser keeps the answer."""
         ui = self._ui
         if chat.is_busy:
-            return ui.show_buttons(busy=True)
+            return ui.bar.show_buttons(busy=True)
         return {
             ui.kept: pack_conversation(chat.conversation),
             ui.go_on: show_continue(chat.conversation),
-            **ui.show_buttons(busy=False),
+            **ui.bar.show_buttons(busy=False),
         }
 
     async def _note(self, moved: str, menu: ModelMenu, name: str) -> Any:
         """Show that an alias has moved, else the note about the model."""
         return (
-            show_note(moved)
+            show_notice(moved)
             if moved
-            else show_note(*await describe_choice(self._client, menu, name))
+            else show_notice(*await describe_choice(self._client, menu, name))
         )

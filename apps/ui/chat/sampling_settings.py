@@ -86,7 +86,7 @@ def _read_seed(label: str, value: Any) -> int | None:
 
 
 def _read_stop(label: str, value: Any) -> tuple[str, ...] | None:
-    """Read the stop texts, one per line; a backslash and an n stand for a line break."""
+    """Read the stop texts, one per line; a backslash and an n are a line break."""
     lines = _read_text(label, value).split("\n")
     stops = tuple(line.replace("\\n", "\n") for line in lines if line)
     if len(stops) > MAX_STOPS:

@@ -8,9 +8,9 @@ import gradio as gr
 from apps.access.keyless import find_foreign_request
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.ui import markup
 from apps.ui.cluster.cluster_markup import render_cluster
 from apps.ui.error_messages import describe_error
+from apps.ui.notices import show_notice
 
 INTERVAL_S = 10.0
 BYTES_PER_INTERVAL = 12_000
@@ -46,15 +46,14 @@ class _Page:
         try:
             state = await self._client.cluster.get()
         except ApiClientError as exc:  # the next tick retries
-            notice = markup.render_notice(describe_error(exc), "error")
-            return [gr.HTML(notice, visible=True), gr.skip(), gr.skip(), ""]
+            return [show_notice(describe_error(exc), "error"), gr.skip(), gr.skip(), ""]
         url = state.dashboard_url if is_on_this_machine(request) else None
         html = render_cluster(state, url)
         found = sha256(html.encode(errors="surrogatepass")).hexdigest()
         if found == digest:
             return [gr.skip()] * len(self.outputs)
         interval_s = choose_interval(len(html))
-        return [gr.HTML("", visible=False), html, gr.Timer(interval_s), found]
+        return [show_notice(""), html, gr.Timer(interval_s), found]
 
 
 def build_cluster_page(client: ApiClient) -> None:

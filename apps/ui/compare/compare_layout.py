@@ -10,6 +10,7 @@ from apps.client.model_resources import Model
 from apps.ui import markup
 from apps.ui.chat.chat_layout import Updates
 from apps.ui.chat.model_menu import ModelMenu
+from apps.ui.chat.question_bar import QuestionBar
 from apps.ui.chat.sampling_settings import SettingsPanel
 from apps.ui.compare.comparison import MAX_COLUMNS, Comparison
 
@@ -64,35 +65,13 @@ class CompareLayout:
         self.note = gr.HTML(elem_id="compare-note", visible=False)
         with gr.Row(elem_id="compare-columns", equal_height=True):
             self.columns = [_Column(number + 1) for number in range(MAX_COLUMNS)]
-        with gr.Row(elem_id="compare-bar"):
-            self.text = gr.Textbox(
-                elem_id="compare-input",
-                label="Question",
-                placeholder="Ask all models…",
-                show_label=False,
-                container=False,
-                scale=6,
-                min_width=110,
-                max_lines=6,
-                autofocus=True,
-            )
-            self.send = gr.Button(
-                "Send", variant="primary", elem_id="compare-send", scale=1, min_width=72
-            )
-            self.stop = gr.Button(
-                "Stop", elem_id="compare-stop", scale=1, min_width=72, visible=False
-            )
-            self.clear = gr.Button("Clear", elem_id="compare-clear", scale=1, min_width=72)
+        self.bar = QuestionBar("compare", "Ask all models…")
         self.settings = SettingsPanel(is_open=False)
 
     @property
     def column_outputs(self) -> list[Any]:
         """The components of all columns."""
         return [component for column in self.columns for component in column.outputs]
-
-    def show_buttons(self, *, busy: bool) -> Updates:
-        """Return the updates of Send and Stop: Stop replaces Send while answers are streamed."""
-        return {self.send: gr.Button(visible=not busy), self.stop: gr.Button(visible=busy)}
 
     def show_columns(self, comparison: Comparison, menu: ModelMenu) -> Updates:
         """Show one column for each chosen name, with its conversation."""

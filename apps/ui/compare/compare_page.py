@@ -11,7 +11,7 @@ from gradio.events import Dependency
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui import markup
-from apps.ui.chat.chat_layout import QUIET, RAW, EventOptions, Updates, show_note
+from apps.ui.chat.chat_layout import QUIET, RAW, EventOptions, Updates
 from apps.ui.chat.conversation import Question, Turn
 from apps.ui.chat.model_menu import (
     LATEST_ALIAS,
@@ -32,6 +32,7 @@ from apps.ui.compare.compare_layout import CompareLayout
 from apps.ui.compare.comparison import MAX_COLUMNS, Comparison
 from apps.ui.compare.merged_answers import ColumnStep, MergedAnswers
 from apps.ui.error_messages import describe_error
+from apps.ui.notices import show_notice
 
 FEW_MODELS_NOTE = "Choose two to four models."
 UNKNOWN_MODELS_NOTE = "There is no model {}; choose others from the menu."
@@ -69,7 +70,7 @@ class _CompareHandlers:
         try:
             menu = await load_menu(self._client, asked)
         except ApiClientError as exc:
-            return {ui.note: show_note(describe_error(exc), "error"), **settings}
+            return {ui.note: show_notice(describe_error(exc), "error"), **settings}
         known = list(dict.fromkeys(name for name in asked if menu.has(name)))
         unknown = [name for name in asked if not menu.has(name)]
         comparison.choose(known[:MAX_COLUMNS] if asked else choose_default(menu))
@@ -90,7 +91,7 @@ class _CompareHandlers:
             self._ui.comparison: comparison,
             self._ui.note: await self._note_models(menu, comparison.names),
             **self._ui.show_columns(comparison, menu),
-            **self._ui.show_buttons(busy=False),
+            **self._ui.bar.show_buttons(busy=False),
         }
 
     async def suggest_all(self, comparison: Comparison, menu: ModelMenu) -> Updates:
@@ -128,8 +129,8 @@ class _CompareHandlers:
             ui.comparison: comparison,
             ui.menu: current,
             ui.models: gr.Dropdown(choices=current.list_choices()),
-            ui.text: "" if busy else gr.skip(),
-            **ui.show_buttons(busy=busy),
+            ui.bar.text: "" if busy else gr.skip(),
+            **ui.bar.show_buttons(busy=busy),
         }
 
     async def ask_all_example(
@@ -163,7 +164,7 @@ class _CompareHandlers:
                             shown |= self._show_step(comparison, name, step)
                     yield shown
             if all(current[name] is question.before for name, question in questions.items()):
-                yield {ui.text: next(iter(questions.values())).text}
+                yield {ui.bar.text: next(iter(questions.values())).text}
         finally:
             comparison.end_answers(current)
 
@@ -182,21 +183,21 @@ class _CompareHandlers:
 
     async def free_compare(self, comparison: Comparison) -> Updates:
         """Show Send again, unless a question is being answered."""
-        return self._ui.show_buttons(busy=comparison.is_busy)
+        return self._ui.bar.show_buttons(busy=comparison.is_busy)
 
     async def stop_all(self, comparison: Comparison) -> Updates:
         """Stop all answers, keep their texts so far, and show Send again."""
         comparison.stop()
         comparison.statuses.clear()
         statuses: Updates = {column.status: "" for column in self._ui.columns}
-        return {**statuses, **self._ui.show_buttons(busy=False)}
+        return {**statuses, **self._ui.bar.show_buttons(busy=False)}
 
     async def empty_all(self, comparison: Comparison, menu: ModelMenu) -> Updates:
         """Start new conversations with all models."""
         comparison.clear()
         return {
             **self._ui.show_columns(comparison, menu),
-            **self._ui.show_buttons(busy=False),
+            **self._ui.bar.show_buttons(busy=False),
         }
 
     async def _note_models(
@@ -205,16 +206,16 @@ class _CompareHandlers:
         """Return the note about the chosen models."""
         if unknown:
             quoted = ", ".join(map(repr, unknown))[:200]
-            return show_note(UNKNOWN_MODELS_NOTE.format(quoted), "error")
+            return show_notice(UNKNOWN_MODELS_NOTE.format(quoted), "error")
         if len(names) < 2:
-            return show_note(FEW_MODELS_NOTE)
+            return show_notice(FEW_MODELS_NOTE)
         notes = [await describe_choice(self._client, menu, name) for name in names]
         checkpoints = [
             note for name, note in zip(names, notes, strict=True) if menu.find_checkpoint(name)
         ]
         if not checkpoints:
-            return show_note("")
-        return show_note("\n".join(note.message for note in checkpoints), checkpoints[0].kind)
+            return show_notice("")
+        return show_notice("\n".join(note.message for note in checkpoints), checkpoints[0].kind)
 
 
 def read_names(names: Any) -> list[str]:
@@ -252,7 +253,7 @@ def build_compare_page(client: ApiClient) -> None:
     ui = CompareLayout()
     page = _CompareHandlers(client, ui)
     settings = ui.settings
-    buttons = [ui.send, ui.stop]
+    buttons = ui.bar.buttons
     # The state is an output so that each question restarts the hour after which Gradio deletes it.
     shown = [ui.comparison, ui.menu, ui.models, ui.note, *ui.column_outputs]
     histories = [column.history for column in ui.columns]
@@ -261,10 +262,16 @@ def build_compare_page(client: ApiClient) -> None:
     ).then(page.suggest_all, [ui.comparison, ui.menu], histories, **RAW)
     settings.listen()
     context = [ui.comparison, ui.menu, *settings.inputs]
-    outputs = [*shown, ui.text, *settings.inputs, *buttons]
+    outputs = [*shown, ui.bar.text, *settings.inputs, *buttons]
     answering: list[Dependency] = []
     for event in (
-        gr.on([ui.text.submit, ui.send.click], page.ask_all, [ui.text, *context], outputs, **RAW),
+        gr.on(
+            ui.bar.sent,
+            page.ask_all,
+            [ui.bar.text, *context],
+            outputs,
+            **RAW,
+        ),
         gr.on(
             [history.example_select for history in histories],
             page.ask_all_example,
@@ -274,13 +281,13 @@ def build_compare_page(client: ApiClient) -> None:
         ),
     ):
         step = event.then(
-            page.respond_all, ui.comparison, [ui.comparison, *ui.column_outputs, ui.text], **RAW
+            page.respond_all, ui.comparison, [ui.comparison, *ui.column_outputs, ui.bar.text], **RAW
         )
         step.then(page.free_compare, ui.comparison, buttons, **QUIET)
         answering.append(step)
     stopping: EventOptions = {**RAW, "cancels": answering}
-    ui.stop.click(page.stop_all, ui.comparison, [*ui.column_outputs, *buttons], **stopping)
-    ui.clear.click(
+    ui.bar.stop.click(page.stop_all, ui.comparison, [*ui.column_outputs, *buttons], **stopping)
+    ui.bar.clear.click(
         page.empty_all, [ui.comparison, ui.menu], [*ui.column_outputs, *buttons], **stopping
     )
     chosen = ui.models.input(

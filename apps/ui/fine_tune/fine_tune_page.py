@@ -22,6 +22,7 @@ from apps.ui.fine_tune.data.preview import render_preview
 from apps.ui.fine_tune.former_run import read_former_run
 from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
 from apps.ui.fine_tune.training_settings import Entered, JobActions, collect_row_settings
+from apps.ui.notices import show_notice
 from apps.ui.protection.uploads import UploadFolder
 
 _logger = logging.getLogger(__name__)
@@ -86,8 +87,9 @@ class FineTunePage:
         notice = ""
         entered: Mapping[str, Any] = {}
         try:
-            models = await self._client.models.list_all()
-            files = await self.files.list_files()
+            models, files = await asyncio.gather(
+                self._client.models.list_all(), self.files.list_files()
+            )
             model_choices = list_model_choices(models)
             model = next((value for _, value in model_choices), None)
             data = choose_file(files, remembered)
@@ -100,9 +102,9 @@ class FineTunePage:
                 defaults = await self._read_defaults(model, data)
         except ApiClientError as exc:
             message = f"{describe_error(exc)} Reload the page to try again."
-            return show_notice(message), *(gr.skip(),) * 6
+            return show_notice(message, "error"), *(gr.skip(),) * 6
         return (
-            show_notice(notice, "info"),
+            show_notice(notice),
             gr.Dropdown(choices=model_choices, value=model),
             *self.files.show(files, data),
             show_tasks(defaults),
@@ -121,8 +123,8 @@ class FineTunePage:
             found = await self._read_defaults(model, data)
         except ApiClientError as exc:
             if defaults and defaults["model"] == model:
-                return show_notice(describe_error(exc)), gr.skip(), gr.skip()
-            return show_notice(describe_error(exc)), show_tasks(None), None
+                return show_notice(describe_error(exc), "error"), gr.skip(), gr.skip()
+            return show_notice(describe_error(exc), "error"), show_tasks(None), None
         if defaults and found and _name_defaults(defaults) == _name_defaults(found):
             return show_notice(""), gr.skip(), gr.skip()
         return show_notice(""), show_tasks(found), found
@@ -135,7 +137,7 @@ class FineTunePage:
             found = await self._client.jobs.get_defaults(model, task)
             return show_notice(""), found.model_dump(by_alias=True)
         except ApiClientError as exc:
-            return show_notice(describe_error(exc)), None
+            return show_notice(describe_error(exc), "error"), None
 
     async def _read_defaults(self, model: str | None, data: str | None) -> dict[str, Any] | None:
         """Return the default settings of a model as plain data, which Gradio can compare.
@@ -222,11 +224,6 @@ def show_tasks(defaults: Mapping[str, Any] | None) -> Any:
         value=defaults["task"] if defaults else None,
         interactive=len(tasks) > 1,
     )
-
-
-def show_notice(message: str, kind: str = "error") -> Any:
-    """Show a message on top of the page, or hide it if there is none."""
-    return gr.HTML(markup.render_notice(message, kind), visible=bool(message))
 
 
 def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:

@@ -29,10 +29,10 @@ _INTRODUCTION = (
     '<code><span data-origin></span>/v1</code> as their address. <a href="/openapi.json" '
     'target="_blank" rel="noopener">openapi.json</a> describes every field, for programs.</p>'
     "<p>A server with keys expects one: <code>export TUNESERVE_API_KEY=…</code> before the "
-    "examples. Words in capitals stand for your own ids.</p>"
+    "examples. Replace the words in capitals by your own ids.</p>"
 )
 _ORIGIN = "ORIGIN"
-"""What stands for the address of the server, which only the browser knows."""
+"""The placeholder of the address of the server, which only the browser knows."""
 _MAX_DEPTH = 6
 
 

@@ -17,7 +17,6 @@ import gradio as gr
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.client.model_resources import Model, ModelAlias
-from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.models.model_actions import ModelAction, perform, read_action
 from apps.ui.models.model_detail import (
@@ -27,6 +26,7 @@ from apps.ui.models.model_detail import (
     render_model,
 )
 from apps.ui.models.model_list import HandoverHistory, render_aliases, render_models
+from apps.ui.notices import show_notice
 
 INTERVAL_S = 15.0
 SCRIPT = Path(__file__).parents[1] / "assets" / "models.js"
@@ -158,12 +158,12 @@ class _Page:
         try:
             view = await read_view(self._client, shown)
         except ApiClientError as exc:  # the next tick retries
-            error = _show_notice(describe_error(exc), "error")
+            error = show_notice(describe_error(exc), "error")
             return [error, gr.skip(), gr.skip(), replace(shown, digest="")]
         if view.shown.digest == shown.digest:
             return [gr.skip()] * len(self.outputs)
         keeps_notice = shown.digest and not view.notice  # of an action, not of a failed update
-        notice = gr.skip() if keeps_notice else _show_notice(view.notice, "error")
+        notice = gr.skip() if keeps_notice else show_notice(view.notice, "error")
         return [notice, *_list_updates(view)]
 
     async def change_models(self, shown: ShownModel, event: gr.EventData) -> list[Any]:
@@ -190,11 +190,11 @@ class _Page:
         try:
             view = await read_view(self._client, shown)
         except ApiClientError as exc:
-            error = _show_notice(describe_error(exc), "error")
+            error = show_notice(describe_error(exc), "error")
             return [error, gr.skip(), gr.skip(), shown]
         if not notice:
             notice, kind = view.notice, "error"
-        return [_show_notice(notice, kind), *_list_updates(view)]
+        return [show_notice(notice, kind), *_list_updates(view)]
 
 
 def _list_updates(view: ModelsView) -> list[Any]:
@@ -202,10 +202,6 @@ def _list_updates(view: ModelsView) -> list[Any]:
         f'<div class="ts-models-view" data-shown="{escape(view.shown.model_id)}">{view.html}</div>'
     )
     return [html, gr.Markdown(view.card, visible=bool(view.card)), view.shown]
-
-
-def _show_notice(message: str, kind: str = "info") -> Any:
-    return gr.HTML(markup.render_notice(message, kind), visible=bool(message))
 
 
 def build_models_page(client: ApiClient) -> None:

@@ -5,7 +5,7 @@ A tab first gets an evenly spaced part of all steps, then each new step.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, TypeGuard
 
 from apps.client.client import ApiClient
 from apps.client.resources import Metrics
@@ -15,7 +15,6 @@ MAX_FIRST_POINTS = 800
 MAX_POINTS = 2400
 """Points of a tab, beyond which it gets an evenly spaced part again."""
 MAX_COMPARED_POINTS = 400
-AXES = {"step": "step", "trained_tokens": "tokens", "elapsed_s": "seconds"}
 _HIDDEN = frozenset(
     {"num_steps", "epoch", "created_at", "remaining_s", "learned_tokens", "tokens"}
     | {"learned_tokens_per_s", "eval_perplexity"}
@@ -78,7 +77,7 @@ def select_columns(metrics: Sequence[Metrics], names: Iterable[str] = ()) -> dic
     A figure that a step does not have, or that is not finite, is None.
     """
     chosen = list(names) or sorted(
-        {name for entry in metrics for name, value in entry.raw.items() if _is_number(value)}
+        {name for entry in metrics for name, value in entry.raw.items() if is_finite_number(value)}
         - _HIDDEN
     )
     return {
@@ -87,12 +86,13 @@ def select_columns(metrics: Sequence[Metrics], names: Iterable[str] = ()) -> dic
     }
 
 
-def _is_number(value: object) -> bool:
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Return whether a JSON value is a number that can be shown."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _round(value: object) -> float | None:
-    if not isinstance(value, int | float) or not _is_number(value):
+    if not is_finite_number(value):
         return None
     if isinstance(value, int) or value.is_integer():
         return int(value)

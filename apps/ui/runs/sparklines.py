@@ -1,12 +1,11 @@
 """The loss of each listed run as a small curve, and its newest validation figure.
 
 Both are read again only when a run has come further, and of a running one at most every few
-seconds. Whoever may list runs may read their metrics, so what one visitor's key has read is shown
-to others.
+seconds. A key that may list runs may read their metrics, so what one visitor's key has read is
+shown to others.
 """
 
 import asyncio
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.client.resources import Job, Metrics
+from apps.ui.runs.curves import is_finite_number
 
 MAX_POINTS = 24
 _MAX_KEPT = 2000
@@ -89,10 +89,8 @@ def summarise(metrics: Sequence[Metrics], best_metric: str) -> Sparkline:
     """Return the losses of some steps, and the newest value of the figure of evaluations."""
     name = f"eval_{best_metric.removeprefix('eval_')}"
     values = [entry.raw.get(name) for entry in metrics]
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
-    losses = tuple(
-        entry.loss for entry in metrics if entry.loss is not None and math.isfinite(entry.loss)
-    )
+    numbers = [value for value in values if is_finite_number(value)]
+    losses = tuple(entry.loss for entry in metrics if is_finite_number(entry.loss))
     return Sparkline(losses, name.removeprefix("eval_"), numbers[-1] if numbers else None)
 
 

@@ -193,7 +193,7 @@ class FileMenu:
         return self.show(files, file.id)
 
     async def ask_to_delete(self, chosen: str | None) -> tuple[Any, ...]:
-        """Ask whether the chosen file is to be deleted."""
+        """Ask for confirmation before the chosen file is deleted."""
         if not chosen:
             return gr.skip(), gr.skip()
         try:

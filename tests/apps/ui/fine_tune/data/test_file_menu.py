@@ -1,4 +1,4 @@
-"""The menu of files: which are offered, how they are told apart, and their deletion."""
+"""The menu of files: which are offered, how they are distinguished, and their deletion."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
