@@ -20,6 +20,9 @@ MORE_RULES = ["page-has-heading-one", "heading-order", "landmark-one-main", "reg
 OPEN_ALL_JS = """() => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 }"""
+IS_STEADY_JS = """() => !document.querySelector(".pending") && !document.getAnimations().some(
+  one => one.playState === "running" && one.effect.getTiming().iterations !== Infinity)"""
+"""Whether nothing fades in or out, which for a moment has other colours."""
 GRADIO_FAULTS = {".examples[role=list]": "the examples of a chat are a list without items"}
 """By selector, what is excluded and why: faults of Gradio that we cannot change."""
 
@@ -38,6 +41,7 @@ def test_page_has_no_violation(
 ) -> None:
     page = open_page(browser, address, path, width, color_scheme=theme)
     page.evaluate(OPEN_ALL_JS)
+    page.wait_for_function(IS_STEADY_JS)
     context: Any = {"exclude": [[selector] for selector in GRADIO_FAULTS]}
     for rules in ({"type": "tag", "values": RULES}, {"type": "rule", "values": MORE_RULES}):
         found = Axe().run(page, context, {"runOnly": rules}).response["violations"]
