@@ -95,22 +95,25 @@ def _import_architecture(model: Path) -> None:
 
 def _convert_ours(options: argparse.Namespace, output: Path) -> dict[str, Any]:
     from storage import durable
+    from training.checkpoint.format import find_shards
     from training.checkpoint.reference_logits import read_probe
     from training.export.consolidate import write_model
     from training.export.verification import check_model
+    from training.export.zero_shards import open_weights
     from training.task import open_default_objective
 
+    checkpoint: Path = options.checkpoint
     _import_architecture(options.model)
-    probe = read_probe(options.checkpoint)
+    probe = read_probe(checkpoint)
     building = output.with_name("building")
 
     def convert() -> None:
         building.mkdir(parents=True)
         hashes, values = write_model(
-            options.checkpoint,
+            open_weights(find_shards(checkpoint), in_fp32=False),
             str(options.model),
             building,
-            read_probe(options.checkpoint),
+            probe,
             open_default_objective(),
             dtype=torch.bfloat16,
             shard_bytes=options.shard_mb * 10**6,

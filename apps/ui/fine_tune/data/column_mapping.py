@@ -1,7 +1,9 @@
 """Which column of a file is what: menus that set `columns`, with a guess for unknown names."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -61,6 +63,15 @@ _NEEDED: Mapping[str, Sequence[Sequence[str]]] = {
 _ALONE = (("messages",), ("text",))
 
 
+@dataclass(frozen=True)
+class FileColumns:
+    """The columns of the first row of a file, and whether no format knows their names."""
+
+    data: str | None
+    columns: tuple[str, ...] = ()
+    is_unknown: bool = False
+
+
 def guess_columns(task: str, columns: Sequence[str]) -> dict[str, str]:
     """Guess which columns have the parts that a task needs; empty if some cannot be guessed.
 
@@ -108,6 +119,8 @@ class ColumnMapping:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
+        self.found: gr.State = gr.State(FileColumns(None))
+        self.fitted: gr.State = gr.State()  # the id of the file that the menus are for
         self.place = gr.Accordion("Columns", open=False, visible=False, elem_id="column-mapping")
         with self.place:
             self.note = gr.HTML(elem_id="column-note")
@@ -121,34 +134,52 @@ class ColumnMapping:
 
     @property
     def outputs(self) -> list[Any]:
-        """What `show` updates."""
-        return [self.place, self.note, *self.menus]
+        """What `fit_columns` updates besides the defaults and what was entered."""
+        return [self.fitted, self.place, self.note, *self.menus]
 
-    async def fit_columns(
-        self, data: str | None, defaults: Mapping[str, Any] | None, entered: Mapping[str, Any]
+    async def read_columns(self, data: str | None) -> FileColumns:
+        """Read the columns of a file; none if it cannot be read, which the preview reports."""
+        if not data:
+            return FileColumns(None)
+        try:
+            page, file = await asyncio.gather(
+                self._client.rows.read_page(data, limit=1), self._client.files.get(data)
+            )
+        except ApiClientError:
+            return FileColumns(data)
+        return FileColumns(data, page.columns, file.error_code == UNKNOWN_COLUMNS)
+
+    def fit_columns(
+        self,
+        found: FileColumns,
+        fitted: str | None,
+        data: str | None,
+        defaults: Mapping[str, Any] | None,
+        entered: Mapping[str, Any],
     ) -> tuple[Any, ...]:
         """Show the columns of a file; guess what they are if their names are unknown.
 
-        What was entered for columns of another file is removed.
+        What was entered for columns of another file or task is removed. This does not wait for
+        anything, because it would overwrite what is entered meanwhile.
         """
+        if found.data != data:  # another file was chosen, whose columns are read next
+            return (gr.skip(),) * (2 + len(self.outputs))
         task = str(defaults["task"]) if defaults else "causal_lm"
-        try:
-            columns = (await self._client.rows.read_page(data, limit=1)).columns if data else ()
-            file = await self._client.files.get(data) if data else None
-        except ApiClientError:  # the preview reports it
-            return (gr.skip(), gr.skip(), *self.show(task, (), {}))
+        if not found.columns:
+            return (*(gr.skip(),) * 3, *self._show(task, (), {}, "", is_open=False))
         mapping = read_mapping(entered)
-        if not set(mapping.values()) & set(columns) or set(mapping) & list_other_parts(task):
+        is_foreign = data != fitted and not set(mapping.values()) <= set(found.columns)
+        if is_foreign or set(mapping) & list_other_parts(task):
             mapping = {}
-        is_unknown = file is not None and file.error_code == UNKNOWN_COLUMNS
         note = ""
-        if not mapping and is_unknown:
-            mapping = guess_columns(task, columns)
+        if not mapping and found.is_unknown:
+            mapping = guess_columns(task, found.columns)
             note = _describe_guess(bool(mapping))
-        changed = self._enter(defaults, entered, mapping)
+        is_open = found.is_unknown or bool(mapping)
         return (
-            *changed,
-            *self.show(task, columns, mapping, note, is_open=is_unknown or bool(mapping)),
+            *self._enter(defaults, entered, mapping),
+            data,
+            *self._show(task, found.columns, mapping, note, is_open=is_open),
         )
 
     def map_columns(
@@ -175,22 +206,23 @@ class ColumnMapping:
         fields = {**defaults, MAPPED: dict(mapping)} if defaults else gr.skip()
         return fields, {**others, COLUMNS: dict(mapping)} if mapping else others
 
-    def show(
+    def _show(
         self,
         task: str,
         columns: Sequence[str],
         mapping: Mapping[str, str],
-        note: str = "",
+        note: str,
         *,
-        is_open: bool = False,
+        is_open: bool,
     ) -> tuple[Any, ...]:
         """Show a menu of all columns for each part of a row."""
         parts = list(PARTS.get(task, {}).items())
         choices = [("by its name", BY_NAME), *((name, name) for name in columns)]
+        offered = {part: name for part, name in mapping.items() if name in columns}
         menus = [
             gr.Dropdown(
                 choices=choices,
-                value=mapping.get(part, BY_NAME),
+                value=offered.get(part, BY_NAME),
                 label=label,
                 visible=True,
                 interactive=True,

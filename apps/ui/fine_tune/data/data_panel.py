@@ -90,8 +90,14 @@ class DataPanel:
         asked = [model, data, entered, defaults]
         changed = [
             listen(
+                self.columns.read_columns,
+                data,
+                self.columns.found,
+                show_progress="hidden",
+                **_PRIVATE,
+            ).then(
                 self.columns.fit_columns,
-                [data, defaults, entered],
+                [self.columns.found, self.columns.fitted, data, defaults, entered],
                 [defaults, entered, *self.columns.outputs],
                 show_progress="hidden",
                 **_PRIVATE,

@@ -155,23 +155,21 @@ class FileMenu:
         self, files: Sequence[File], chosen: str | None, *, shows_all: bool = False
     ) -> tuple[Any, ...]:
         """Show the files in the menu, with one of them chosen."""
-        num_hidden = sum(not is_usable(file) for file in files)
-        label = f"Also list files that cannot be used ({num_hidden})"
-        return (
-            gr.Dropdown(
-                choices=list_file_choices(files, time.time(), chosen, shows_all=shows_all),
-                value=chosen,
-            ),
-            gr.Checkbox(label=label, visible=num_hidden > 0),
-        )
+        choices = list_file_choices(files, time.time(), chosen, shows_all=shows_all)
+        return gr.Dropdown(choices=choices, value=chosen), _offer_unusable(files)
 
     async def list_all_files(self, chosen: str | None, shows_all: bool) -> tuple[Any, ...]:
-        """Show the files that cannot be used too, or hide them."""
+        """Show the files that cannot be used too, or hide them.
+
+        The choice stays as it is in the browser, where another file may be chosen by then.
+        """
         try:
-            return self.show(await self.list_files(), chosen, shows_all=shows_all)
+            files = await self.list_files()
         except ApiClientError as exc:
             gr.Warning(escape(describe_error(exc)))
             return gr.skip(), gr.skip()
+        choices = list_file_choices(files, time.time(), chosen, shows_all=shows_all)
+        return gr.Dropdown(choices=choices), _offer_unusable(files)
 
     async def add_file(self, path: str) -> tuple[Any, ...]:
         """Forward an upload to the API, then select the new file in the menu."""
@@ -222,3 +220,11 @@ class FileMenu:
     def keep_file(self) -> Any:
         """Hide the question."""
         return gr.Column(visible=False)
+
+
+def _offer_unusable(files: Sequence[File]) -> Any:
+    """Show the box that lists the files that cannot be used, if there are any."""
+    num_hidden = sum(not is_usable(file) for file in files)
+    return gr.Checkbox(
+        label=f"Also list files that cannot be used ({num_hidden})", visible=num_hidden > 0
+    )

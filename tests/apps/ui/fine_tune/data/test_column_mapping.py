@@ -92,9 +92,21 @@ def odd_file(api: StubApi) -> str:
     return "file-odd"
 
 
+async def fit(
+    mapping: ColumnMapping,
+    data: str,
+    defaults: dict[str, Any],
+    entered: dict[str, Any],
+    fitted: str | None = None,
+) -> tuple[Any, ...]:
+    """Fit the menus to a file; `fitted` is the file that they were for."""
+    found = await mapping.read_columns(data)
+    return mapping.fit_columns(found, fitted, data, defaults, entered)
+
+
 def test_unknown_columns_are_guessed_and_entered(call: Any, odd_file: str) -> None:
-    fields, entered, place, note, *menus = call(
-        lambda mapping: mapping.fit_columns(odd_file, DEFAULTS, {"epochs": 2})
+    fields, entered, _, place, note, *menus = call(
+        lambda mapping: fit(mapping, odd_file, DEFAULTS, {"epochs": 2})
     )
     assert entered == {"epochs": 2, "columns": GUESS}
     assert fields == {**DEFAULTS, MAPPED: GUESS}
@@ -106,19 +118,17 @@ def test_unknown_columns_are_guessed_and_entered(call: Any, odd_file: str) -> No
 
 def test_columns_of_another_file_are_removed(call: Any, odd_file: str) -> None:
     entered = {"epochs": 2, "columns": GUESS}
-    fields, kept, place, *_ = call(
-        lambda mapping: mapping.fit_columns("file-handbook", DEFAULTS, entered)
+    fields, kept, fitted, place, *_ = call(
+        lambda mapping: fit(mapping, "file-handbook", DEFAULTS, entered)
     )
-    assert kept == {"epochs": 2}
+    assert (kept, fitted) == ({"epochs": 2}, "file-handbook")
     assert fields[MAPPED] == {}
     assert (place.visible, place.open) == (True, False)
 
 
 def test_entered_columns_of_this_file_stay(call: Any, odd_file: str) -> None:
     entered = {"columns": '{"prompt": "reply", "completion": "question"}'}
-    fields, kept, _, _, *menus = call(
-        lambda mapping: mapping.fit_columns(odd_file, DEFAULTS, entered)
-    )
+    fields, kept, _, _, _, *menus = call(lambda mapping: fit(mapping, odd_file, DEFAULTS, entered))
     assert isinstance(fields, SKIP)
     assert isinstance(kept, SKIP)
     assert [menu.value for menu in menus[:2]] == ["reply", "question"]
@@ -140,7 +150,7 @@ def test_columns_of_another_task_are_guessed_again(call: Any, odd_file: str, api
     api.rows.rows[odd_file] = [{"question": "Why?", "reply": "Because.", "topic": "reasons"}]
     other = {**DEFAULTS, "task": "sequence_classification"}
     entered = {"columns": GUESS}
-    _, kept, *_ = call(lambda mapping: mapping.fit_columns(odd_file, other, entered))
+    _, kept, *_ = call(lambda mapping: fit(mapping, odd_file, other, entered))
     assert "columns" not in kept
 
 
@@ -154,13 +164,39 @@ def test_parts_without_a_menu_stay(call: Any) -> None:
 
 def test_entered_text_that_is_no_mapping_stays(call: Any, odd_file: str) -> None:
     entered = {"columns": "{'a'"}
-    fields, kept, *_ = call(lambda mapping: mapping.fit_columns("file-handbook", DEFAULTS, entered))
+    fields, kept, *_ = call(lambda mapping: fit(mapping, "file-handbook", DEFAULTS, entered))
     assert [type(fields), type(kept)] == [SKIP, SKIP]
 
 
 def test_file_that_cannot_be_read_has_no_menus(call: Any) -> None:
-    fields, _, place, *_ = call(
-        lambda mapping: mapping.fit_columns("file-gone", DEFAULTS, {"columns": GUESS})
+    fields, _, _, place, *_ = call(
+        lambda mapping: fit(mapping, "file-gone", DEFAULTS, {"columns": GUESS})
     )
     assert isinstance(fields, SKIP)
     assert not place.visible
+
+
+def test_columns_of_a_file_that_shares_some_names_are_removed(
+    call: Any, odd_file: str, api: StubApi
+) -> None:
+    api.rows.rows["file-handbook"] = [{"question": "Why?", "answer": "Because."}]
+    entered = {"columns": GUESS}
+    _, kept, *_ = call(lambda mapping: fit(mapping, "file-handbook", DEFAULTS, entered, odd_file))
+    assert kept == {}
+
+
+def test_entered_name_that_the_file_lacks_stays_for_the_same_file(call: Any, odd_file: str) -> None:
+    entered = {"columns": {"prompt": "question", "completion": "replies"}}
+    _, kept, _, _, _, *menus = call(
+        lambda mapping: fit(mapping, odd_file, DEFAULTS, entered, odd_file)
+    )
+    assert isinstance(kept, SKIP)
+    assert [menu.value for menu in menus[:2]] == ["question", ""]
+
+
+def test_nothing_changes_when_another_file_was_chosen_meanwhile(call: Any, odd_file: str) -> None:
+    async def choose(mapping: ColumnMapping) -> tuple[Any, ...]:
+        found = await mapping.read_columns(odd_file)
+        return mapping.fit_columns(found, None, "file-handbook", DEFAULTS, {"columns": GUESS})
+
+    assert all(isinstance(update, SKIP) for update in call(choose))
