@@ -239,6 +239,7 @@ def test_start_from_the_base_weights_is_published_in_half_precision(
         assert verification.passed
 
 
+@pytest.mark.trains
 def test_ddp_has_the_losses_of_zero(tmp_path: Path) -> None:
     """Ray Train starts both; with a start from the base weights, which rank 0 computes."""
     write_inputs(tmp_path)

@@ -121,6 +121,7 @@ def read_messages(run: RunFolder) -> list[str]:
     return [event["message"] for event in run.events.read()]
 
 
+@pytest.mark.trains
 def test_deepspeed_example(cluster: str, pairs: Path, tmp_path: Path) -> None:
     settings = {"epochs": 2, "learning_rate": 0.003}
     plain = run_plainly(
@@ -173,6 +174,7 @@ def write_images(path: Path, num_images: int, seed: int) -> Path:
     return path
 
 
+@pytest.mark.trains
 def test_prepare_model_example(cluster: str, tmp_path: Path) -> None:
     vit = str(build_tiny_vit(tmp_path / "vit"))
     train = str(write_images(tmp_path / "train.parquet", 12, seed=0))
@@ -205,6 +207,7 @@ def test_prepare_model_example(cluster: str, tmp_path: Path) -> None:
     assert torch.isfinite(model(torch.zeros(1, 3, 32, 32)).logits).all()
 
 
+@pytest.mark.trains
 def test_pipeline_example(cluster: str, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(build_tiny_model(tmp_path / "llama"))
     torch.manual_seed(0)
@@ -253,6 +256,7 @@ def start_command(folder: Path, cluster: str) -> "subprocess.Popen[bytes]":
         )
 
 
+@pytest.mark.trains
 def test_killed_command_resumes_from_the_last_reported_checkpoint(
     cluster: str, pairs: Path, tmp_path: Path
 ) -> None:

@@ -218,6 +218,7 @@ def test_loss_that_is_not_finite_is_refused(folder: Path) -> None:
         train_in_group(2, folder, [case])
 
 
+@pytest.mark.trains
 def test_killed_run_takes_the_same_steps(tmp_path: Path) -> None:
     """Two stages, killed once, and one process with ZeRO, both on Ray.
 

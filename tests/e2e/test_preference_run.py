@@ -11,7 +11,7 @@ from tests.tiny_model import build_tiny_model
 from tests.training.tasks.test_preference import write_rows
 from tests.training_process import finish, read_steps, start
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
 SETTINGS: dict[str, Any] = {
     "task": "preference",

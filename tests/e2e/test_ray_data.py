@@ -26,7 +26,7 @@ from tests.training_process import (
     write_inputs,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
 SETTINGS: dict[str, Any] = {**EXACT, "cpus_per_worker": 0.5}
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
 TIMEOUT_S = 90.0
 START_CLUSTER = """

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
 TIMEOUT_S = 240.0
 READ_CLUSTER = """

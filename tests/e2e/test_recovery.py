@@ -29,7 +29,7 @@ from tests.training_process import (
 from tests.waiting import wait_until
 from training.__main__ import PAUSED_STATUS
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
 PAUSE_MARGIN_S = 30.0  # beyond its time limit, as documented in docs/operations.md
 

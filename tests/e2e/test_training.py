@@ -18,7 +18,7 @@ from training.data.row_table import RowTable
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.spec import load_spec
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
 ROWS: list[dict[str, Any]] = [
     {
