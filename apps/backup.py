@@ -2,7 +2,8 @@
 
 Aliases, run records and the list of models are read at one moment, under the lock that every
 publication, deletion and alias move takes; models are locked against deletion until they are
-copied. Every other file of a run is append-only, or complete without the others.
+copied. Every other file of a run is append-only, or complete without the others. The record of an
+evaluation is read before its rows, which are append-only.
 """
 
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from apps.evaluations.evaluation_store import RECORD_NAME
 from storage import durable
 from storage.layout import StorageLayout
 from storage.locks import lock_exclusive, lock_shared
@@ -63,16 +65,22 @@ def _copy_storage(layout: StorageLayout, writer: SnapshotWriter) -> None:
         for path, content in aliases.items():
             writer.add_bytes(path, content)
         files = _list_visible(layout.files)
-        writer.add_expected_bytes(
-            sum(map(_measure, [*models, *files, *(run.path for run in records)]))
-        )
+        evaluations = _list_visible(layout.evaluations.folder)
+        runs = [run.path for run in records]
+        writer.add_expected_bytes(sum(map(_measure, [*models, *files, *runs, *evaluations])))
         for entry in (*models, *files):
             with _leave_out_if_unusable(entry, writer):
                 _add_entry(entry, writer)
         for run, record in records.items():
             with _leave_out_if_unusable(run.path, writer):
                 _copy_run(run, record, writer)
-        folders = (layout.files, layout.runs, layout.models, layout.token_cache.parent)
+        for entry in evaluations:
+            with _leave_out_if_unusable(entry, writer):
+                _copy_evaluation(entry, writer)
+        folders = (
+            *(layout.files, layout.runs, layout.models, layout.evaluations.folder),
+            layout.token_cache.parent,
+        )
         for path in _list_visible(layout.root):  # logs of hand-overs, keys and similar files
             if path not in (*folders, layout.store.aliases, layout.store.aliases_copy):
                 with _leave_out_if_unusable(path, writer):
@@ -144,6 +152,17 @@ def _copy_run(run: RunFolder, record: bytes, writer: SnapshotWriter) -> None:
         if path.name not in _LEFT_OUT_OF_RUNS and path != run.record_file and not is_model:
             _add_entry(path, writer)
     writer.add_bytes(run.record_file, record)
+
+
+def _copy_evaluation(folder: Path, writer: SnapshotWriter) -> None:
+    """Copy an evaluation; one that runs continues after the last row of the copy."""
+    record = folder / RECORD_NAME
+    with reading(record):
+        content = read_regular(record)
+    for path in _list_visible(folder):
+        if path != record:
+            _add_entry(path, writer)
+    writer.add_bytes(record, content)
 
 
 def _copy_last_complete(run: RunFolder, writer: SnapshotWriter) -> None:

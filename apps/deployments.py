@@ -3,7 +3,7 @@
 Api              stateless, any number of replicas; reads the disk, calls the others
 Generator        any number of replicas; generates text, unless `upstreams` do
 Classifier       none until the first request; classifies texts
-FineTuningQueue  one replica; its state is on disk
+FineTuningQueue  one replica; its state is on disk; also evaluates models, which it asks of Generator
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
 
 from apps.access.exposure_check import check_exposure, find_serve_host
 from apps.access.gate import Gate, read_api_key
@@ -23,6 +24,7 @@ from apps.base_models import install_base_models
 from apps.bundled import HANDBOOK_FILE_ID, find_handbook
 from apps.drain import find_drain_signal
 from apps.errors import ApiError
+from apps.evaluations.evaluation_objects import EvaluationObject
 from apps.file_store import FileStore
 from apps.fine_tuning.cluster.ray_jobs import RayJobRunner
 from apps.fine_tuning.default_settings import DefaultsObject, describe_defaults
@@ -35,7 +37,7 @@ from apps.fine_tuning.rows.file_rows import SurveyObject
 from apps.fine_tuning.rows.row_pages import RowPageObject, RowQuery
 from apps.fine_tuning.rows.survey_objects import FindingKind, FindingObject
 from apps.fine_tuning.submission import PreviewObject
-from apps.http_api.app import ApiReplica
+from apps.http_api.app import ApiReplica, find_generators
 from apps.logical_cpus import API_CPUS, PAGE_CPUS, QUEUE_CPUS
 from apps.middleware.admission import HEALTH_SLOTS, MAX_ORDINARY_REQUESTS
 from apps.settings import ApplicationSettings, ReplicaSettings
@@ -81,7 +83,9 @@ def build_app(settings: ApplicationSettings) -> Application:
     if not settings.upstreams:
         generator = _bind_generator(settings, str(layout.root))
         reserved_cpus += settings.replicas.max * GENERATOR_CPUS
-    queue = FineTuningQueue.bind(str(layout.root), settings, reserved_cpus, settings.reserved_gpus)
+    queue = FineTuningQueue.bind(
+        str(layout.root), settings, reserved_cpus, settings.reserved_gpus, generator
+    )
     max_requests = MAX_ORDINARY_REQUESTS + settings.max_streams + HEALTH_SLOTS
     api = Api.options(max_ongoing_requests=max_requests, max_queued_requests=max_requests)
     classifier = _bind_classifier(settings, str(layout.root))
@@ -107,7 +111,28 @@ def _bind_classifier(settings: ApplicationSettings, storage: str) -> Application
     )
 
 
-class FineTuningQueueReplica:
+class EvaluationCalls:
+    """What the API calls about evaluations, of the replica with the queue."""
+
+    _queue: RunQueue
+
+    @_expected
+    async def create_evaluation(self, body: Mapping[str, Any]) -> EvaluationObject:
+        """Validate and queue an evaluation."""
+        return await self._queue.evaluations.create(body)
+
+    @_expected
+    async def cancel_evaluation(self, evaluation_id: str) -> EvaluationObject:
+        """Cancel an evaluation."""
+        return await self._queue.evaluations.cancel(evaluation_id)
+
+    @_expected
+    async def delete_evaluation(self, evaluation_id: str) -> None:
+        """Delete an evaluation that has ended."""
+        await self._queue.evaluations.delete(evaluation_id)
+
+
+class FineTuningQueueReplica(EvaluationCalls):
     """The queue as one replica, which reconciles the runs on disk once a second."""
 
     def __init__(
@@ -116,11 +141,13 @@ class FineTuningQueueReplica:
         settings: ApplicationSettings,
         reserved_cpus: float,
         reserved_gpus: float,
+        generator: DeploymentHandle[Any] | None,
     ) -> None:
         keep_files_private()
         log_to_serve()
+        layout = open_storage(storage)
         self._queue = RunQueue(
-            open_storage(storage),
+            layout,
             RayJobRunner(),
             max_concurrent_runs=settings.max_concurrent_runs,
             max_restarts=settings.max_restarts,
@@ -128,8 +155,11 @@ class FineTuningQueueReplica:
             reserved_gpus=reserved_gpus,
             limits=settings.to_limits(),
             allowed_loops=settings.allowed_loops,
+            answers=None
+            if generator is None
+            else find_generators(settings, ModelStore(layout), generator),
         )
-        start_retention(open_storage(storage), settings.max_token_cache_bytes)
+        start_retention(layout, settings.max_token_cache_bytes)
         self._drain_signal = find_drain_signal()
         self._reconciled_at = time.monotonic()
         self._task = asyncio.get_event_loop().create_task(self._keep_reconciling())

@@ -3,6 +3,7 @@
 <root>/files/<file-id>/     file.json, the uploaded bytes
 <root>/runs/<run-id>/       listed in training/run/folder.py
 <root>/models/<model-id>/   a Hugging Face model directory, lineage.json, manifest.json
+<root>/evaluations/<evaluation-id>/  evaluation.json, rows.jsonl (the answers of models to rows)
 <root>/cache/tokens/        tokenized rows of earlier runs; may be emptied at any time
 <root>/aliases.json         the model that each alias points to, and its history
 <root>/aliases.copy.json    a copy, read where aliases.json is damaged
@@ -48,7 +49,7 @@ class StorageLayout:
         The permissions of a root that contains other folders are not changed. Raises `OSError` if
         the root cannot be written.
         """
-        folders = (self.files, self.runs, self.models)
+        folders = (self.files, self.runs, self.models, self.evaluations.folder)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         ours = {*folders, self.token_cache.parent, self.store.merges}
@@ -77,6 +78,11 @@ class StorageLayout:
     def models(self) -> Path:
         """The folder of all published models."""
         return self.root / "models"
+
+    @property
+    def evaluations(self) -> "EvaluationPaths":
+        """Paths of the evaluations of models."""
+        return EvaluationPaths(self.root / "evaluations")
 
     @property
     def token_cache(self) -> Path:
@@ -124,6 +130,17 @@ class StorageLayout:
     def model(self, model_id: str) -> Path:
         """The folder of one published model."""
         return self.models / check_id(model_id)
+
+
+@dataclass(frozen=True)
+class EvaluationPaths:
+    """Paths of the evaluations, each of which has a folder in `folder`."""
+
+    folder: Path
+
+    def find(self, evaluation_id: str) -> Path:
+        """The folder of one evaluation; raises `ValueError` for an id that is not a plain name."""
+        return self.folder / check_id(evaluation_id)
 
 
 @dataclass(frozen=True)

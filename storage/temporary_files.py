@@ -28,6 +28,7 @@ _REPLACED_FILES = {
     "": r"aliases\.json|aliases\.copy\.json|keys\.json|keys\.required",
     "files/[!.]*": r"file\.json|check\.json|data_.*",
     "runs/[!.]*": r"run\.json|spec\.json|metrics\.jsonl|pause|progress\.json|refusal\.json",
+    "evaluations/[!.]*": r"evaluation\.json",
     "runs/[!.]*/data": r"summary\.json",
     "runs/[!.]*/exports": r".*\.json",
     "runs/[!.]*/ray/checkpoints": r"last_complete\.json",

@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 
 from apps.errors import refuse_full_disk
+from apps.evaluations.evaluation_queue import EvaluationQueue
+from apps.evaluations.model_answers import AnswerSource
 from apps.fine_tuning.cluster.job_runner import JobRunner
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
@@ -46,7 +48,7 @@ class RunQueue:
     """Starts runs by priority, then in order of creation, at most `max_concurrent_runs` at once.
 
     A run whose process is lost is restarted, at most `max_restarts` times without a completed step
-    in between.
+    in between. `answers` are the generators, which evaluations ask.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class RunQueue:
         reserved_gpus: float = 0.0,
         limits: UsageLimits | None = None,
         allowed_loops: Sequence[str] = (),
+        answers: AnswerSource | None = None,
     ) -> None:
         self.layout = layout
         self._runner = runner
@@ -100,6 +103,7 @@ class RunQueue:
         self._faults = FaultLog(logger)
         take_over = partial(_take_over, layout, self._faults, self._reconciler)
         self._claim = StorageClaim(layout, take_over)
+        self.evaluations = EvaluationQueue(layout, self._rows, answers, self._claim.check)
         self._passes = DedicatedThread(
             "reconcile"
         )  # never waits for a thread that a request occupies
@@ -108,6 +112,7 @@ class RunQueue:
     def close(self) -> None:
         """Release the storage, so that another queue can take it over."""
         self._exporter.close()
+        self.evaluations.close()
         self._rows.close()
         self._claim.close()
 
@@ -175,17 +180,22 @@ class RunQueue:
         return await asyncio.to_thread(self._exporter.begin, run_id, checkpoint_id, model_id)
 
     async def reconcile(self) -> None:
-        """Reconcile the records with the Ray jobs: end or requeue lost runs, start queued ones."""
-        await self._passes.run(self._reconcile)
+        """Reconcile the records with the Ray jobs: end or requeue lost runs, start queued ones.
+
+        Also starts the next evaluation.
+        """
+        if await self._passes.run(self._reconcile):
+            await self.evaluations.start_next()
 
     async def drain(self) -> bool:
         """Start no more runs, and make those that compute save a checkpoint and pause.
 
-        The next queue that takes over the storage ends these pauses. Returns whether no run
+        Evaluations stop, and continue after the next start of the application. The next queue that takes over the storage ends these pauses. Returns whether no run
         computes any more; call this again until it returns True.
         """
         self._reconciler.is_draining = True
         self._num_computing = None  # a pass that fails has counted nothing
+        await self.evaluations.stop()
         await self.reconcile()
         return self._num_computing == 0
 
@@ -196,23 +206,25 @@ class RunQueue:
             await asyncio.shield(asyncio.to_thread(change, run))
             return describe_job(run)
 
-    def _reconcile(self) -> None:
+    def _reconcile(self) -> bool:
+        """Make one pass; return whether this queue may start evaluations."""
         if not self._claim.acquire():
-            return
+            return False
         with self._faults.guard("the queued runs"):
             self._num_computing = self._reconciler.reconcile()
         if self._reconciler.is_draining:
             self._validation.withdraw_attempts()
-            return
+            return False
         with self._faults.guard("the exports of checkpoints"):
             self._exporter.reconcile()
         with self._faults.guard("the checks of files"):
             self._validation.reconcile_files()
+        return True
 
 
 def _take_over(layout: StorageLayout, faults: FaultLog, reconciler: Reconciler) -> None:
     """Complete what the previous queue of the storage began: deletions, and its shutdown."""
-    for folder in (layout.runs, layout.files):
+    for folder in (layout.runs, layout.files, layout.evaluations.folder):
         with faults.guard(f"deleted entries of {folder.name}/"):
             remove_tombstones(folder)
     if not reconciler.is_draining:

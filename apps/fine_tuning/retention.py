@@ -3,6 +3,7 @@
 import logging
 from threading import Event, Thread
 
+from apps.evaluations import evaluation_store
 from apps.fine_tuning.submission import BUILDING_PREFIX
 from serving.store.clean_up import clean_up_models
 from storage.layout import UPLOAD_PREFIX, StorageLayout
@@ -32,6 +33,7 @@ def enforce_retention(layout: StorageLayout, max_token_cache_bytes: int) -> None
         logger.exception("remains of killed processes in the model store cannot be removed")
     remove_abandoned_scratch(layout.files, UPLOAD_PREFIX)
     remove_abandoned_scratch(layout.runs, BUILDING_PREFIX)
+    remove_abandoned_scratch(layout.evaluations.folder, evaluation_store.BUILDING_PREFIX)
     try:
         remove_old_temporaries(layout)
     except OSError:

@@ -28,11 +28,10 @@ from apps.http_api.readiness import Readiness
 from apps.http_api.routes import (
     access,
     aliases,
-    chat,
     classify,
     cluster,
-    completions,
     embeddings,
+    evaluations,
     files,
     health,
     job_events,
@@ -40,9 +39,10 @@ from apps.http_api.routes import (
     model_cards,
     models,
     row_listing,
+    text,
     upstream,
 )
-from apps.http_api.serve_handles import QueueClient, RemoteClassifier, RemoteText
+from apps.http_api.serve_handles import EvaluationsClient, QueueClient, RemoteClassifier, RemoteText
 from apps.middleware.admission import Admission
 from apps.middleware.audit import RequestLog
 from apps.middleware.auth import AccessControl
@@ -102,13 +102,10 @@ def build_routes(services: Services) -> FastAPI:
     install_error_handlers(app)
     for resource in (access, health, files, jobs, job_events, aliases, classify, embeddings):
         app.include_router(resource.router)
-    for resource in (row_listing, models, model_cards, cluster):
+    for resource in (row_listing, models, model_cards, evaluations, cluster):
         app.include_router(resource.router)
     install_description(app)
-    for resource in (
-        (upstream,) if isinstance(services.text, UpstreamProxy) else (chat, completions)
-    ):
-        app.include_router(resource.router)
+    app.include_router((upstream if isinstance(services.text, UpstreamProxy) else text).router)
     for route in app.routes:  # FastAPI adds this route automatically
         if isinstance(route, Route) and route.path == app.openapi_url:
             requires(Permission.ANY_KEY)(route.endpoint)
@@ -155,6 +152,7 @@ class ApiReplica:
                 log_texts=settings.log_texts,
             ),
             fine_tuning=QueueClient(queue),
+            evaluating=EvaluationsClient(queue),
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,
             limits=settings.to_limits(),
@@ -176,10 +174,17 @@ def _find_text(
     timeout_s = settings.engine.request_timeout_s
     if generator is None:
         return UpstreamProxy(models, settings.upstreams, timeout_s=timeout_s)
+    return find_generators(settings, models, generator)
+
+
+def find_generators(
+    settings: ApplicationSettings, models: ModelStore, generator: DeploymentHandle[Any]
+) -> RemoteText:
+    """Return the generators behind a Serve handle."""
     return RemoteText(
         generator,
         models=models if settings.replicas.max > 1 else None,
-        timeout_s=timeout_s + TRANSPORT_S,
+        timeout_s=settings.engine.request_timeout_s + TRANSPORT_S,
         may_sleep=settings.replicas.min == 0,
         log_texts=settings.log_texts,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from apps.evaluations.evaluation_store import EvaluationStore
 from apps.file_store import FileStore
 from apps.fine_tuning.index.events_index import EventsReader
 from apps.fine_tuning.index.metrics_index import MetricsReader
@@ -109,6 +110,19 @@ class FineTuning(Protocol):
         """Raise if no fine-tuning job can be accepted at present."""
 
 
+class Evaluating(Protocol):
+    """Accepts and controls evaluations of models."""
+
+    async def create(self, body: Mapping[str, Any]) -> Mapping[str, object]:
+        """Validate and queue an evaluation."""
+
+    async def cancel(self, evaluation_id: str) -> Mapping[str, object]:
+        """Cancel an evaluation."""
+
+    async def delete(self, evaluation_id: str) -> None:
+        """Delete an evaluation that has ended."""
+
+
 @dataclass(frozen=True)
 class Services:
     """Everything that a route may use."""
@@ -119,6 +133,7 @@ class Services:
     text: TextGenerator | UpstreamProxy
     classifier: InputClassification
     fine_tuning: FineTuning
+    evaluating: Evaluating
     max_upload_bytes: int
     max_model_bytes: int
     min_free_bytes: int
@@ -133,6 +148,11 @@ class Services:
     def runs(self) -> RunIndex:
         """Index of the runs, cached in this process."""
         return RunIndex(self.layout)
+
+    @cached_property
+    def evaluations(self) -> EvaluationStore:
+        """The evaluations on disk; their records are cached in this process."""
+        return EvaluationStore(self.layout)
 
     @cached_property
     def machine(self) -> MachineMonitor:

@@ -248,3 +248,22 @@ class QueueClient:
     async def check(self) -> None:
         """Raise if the queue cannot respond."""
         await self._health.check(self._handle.app_name, self._handle.deployment_name)
+
+
+class EvaluationsClient:
+    """The evaluations of the queue behind a Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def create(self, body: Mapping[str, Any]) -> Mapping[str, object]:
+        """Validate and queue an evaluation."""
+        return unwrap(await self._handle.create_evaluation.remote(dict(body)))
+
+    async def cancel(self, evaluation_id: str) -> Mapping[str, object]:
+        """Cancel an evaluation."""
+        return unwrap(await self._handle.cancel_evaluation.remote(evaluation_id))
+
+    async def delete(self, evaluation_id: str) -> None:
+        """Delete an evaluation that has ended."""
+        unwrap(await self._handle.delete_evaluation.remote(evaluation_id))

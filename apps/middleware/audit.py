@@ -25,7 +25,7 @@ _MAX_ANSWER_BYTES = 1 << 16
 """Longest response body that is searched for the id of a created object."""
 _MAX_PATH_CHARACTERS = 200
 _REFUSED_WEBSOCKET_STATUS = 403  # a server's response if it is closed before it is accepted
-_MADE_OBJECTS = frozenset({"file", "fine_tuning.job", "model"})
+_MADE_OBJECTS = frozenset({"evaluation", "file", "fine_tuning.job", "model"})
 """Values of `object` in responses to a POST that describe a created object."""
 _WRITING = DedicatedThread("audit")
 

@@ -310,6 +310,7 @@ def build_services(layout: StorageLayout, queue: RunQueue, **changes: Any) -> Se
         "text": Echo(models),
         "classifier": LengthClassifier(models),
         "fine_tuning": LocalFineTuning(queue),
+        "evaluating": queue.evaluations,
         "max_upload_bytes": 10_000,
         "max_model_bytes": 10_000_000,
         "min_free_bytes": 0,

@@ -24,12 +24,14 @@ DAMAGED = {
     "model tokenizer": "models/{model}/tokenizer.json",
     "model lineage": "models/{model}/lineage.json",
     "model manifest": "models/{model}/manifest.json",
+    "evaluation record": "evaluations/{evaluation}/evaluation.json",
+    "evaluation rows": "evaluations/{evaluation}/rows.jsonl",
     "aliases": "aliases.json",
     "copy of the aliases": "aliases.copy.json",
     "hand-overs": "handovers.jsonl",
     "audit log": "audit.jsonl",
 }
-"""The files that `test_damage` damages; `{run}`, `{file}` and `{model}` are placeholders."""
+"""The files that `test_damage` damages; the names in braces are placeholders."""
 
 NOT_DAMAGED = {
     ".*.lock": "empty; its lock is in the kernel",
@@ -73,7 +75,7 @@ NOT_DAMAGED = {
 
 def find_unknown_files(root: Path) -> list[str]:
     """Return the files below a storage root that match no pattern of this module."""
-    anything = dict.fromkeys(("file", "run", "model"), "*")
+    anything = dict.fromkeys(("file", "run", "model", "evaluation"), "*")
     patterns = [pattern.format(**anything) for pattern in DAMAGED.values()]
     patterns += NOT_DAMAGED
     found = (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())

@@ -20,6 +20,7 @@ from serving.store.handover_log import HandoverEvent, HandoverLog
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from tests.apps.conftest import NotedJobs, build_services, create_run
+from tests.apps.evaluations.conftest import add_stored
 from tests.faults.stored_kinds import DAMAGED
 from tests.training.checkpoint.test_format import ALONE, FakeEngine, make_progress
 from training.checkpoint.writer import CheckpointWriter
@@ -32,7 +33,7 @@ FIGURES = dict.fromkeys(
     ("loss", "learning_rate", "num_steps", "epoch", "tokens_per_s", "elapsed_s", "remaining_s"), 1.0
 )
 ROW = b'{"prompt": "How many loaves?", "completion": "Twelve."}\n'
-LISTS = ("/v1/models", "/v1/files", "/v1/fine_tuning/jobs", "/v1/aliases")
+LISTS = ("/v1/models", "/v1/files", "/v1/fine_tuning/jobs", "/v1/aliases", "/v1/evaluations")
 
 
 def inject(file: Path, fault: str) -> None:
@@ -74,6 +75,7 @@ class Whole:
         for name in ("good", "bad"):
             self.models.add(source, name)
             self.files.add(f"file-{name}", ROW * 4, "rows.jsonl")
+            add_stored(self.layout, f"eval-{name}")
         self.models.point_alias("latest", "good")
         HandoverLog(self.layout.store.handovers).add(
             HandoverEvent("latest", "moved", "good", None, "")
@@ -136,7 +138,7 @@ async def test_damaged_entry_does_not_affect_other_entries(whole: Whole, kind: s
     good = await queue_run(whole, "good")
     await whole.queue.pause(bad.path.name)  # so that the queue reads the run but does not start it
     await add_results(whole, bad)
-    names = {"run": bad.path.name, "model": "bad", "file": "file-bad"}
+    names = {"run": bad.path.name, "model": "bad", "file": "file-bad", "evaluation": "eval-bad"}
     (file,) = whole.layout.root.glob(DAMAGED[kind].format_map(names))
     before = await whole.list_ids()
     content = file.read_bytes()
@@ -157,6 +159,8 @@ async def test_damaged_entry_does_not_affect_other_entries(whole: Whole, kind: s
             f"/v1/fine_tuning/jobs/{bad.path.name}/logs",
             "/v1/files/file-bad",
             "/v1/models/bad/lineage",
+            "/v1/evaluations/eval-bad",
+            "/v1/evaluations/eval-bad/rows",
         ):
             await whole.client.get(path)
         assert file.parent.is_dir(), f"{fault}: nothing is removed"

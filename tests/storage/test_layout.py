@@ -12,6 +12,7 @@ def test_the_paths_below_the_root(tmp_path: Path) -> None:
         "files/file-1": layout.file("file-1"),
         "runs/run-1": layout.run("run-1"),
         "models/model-1": layout.model("model-1"),
+        "evaluations/eval-1": layout.evaluations.find("eval-1"),
         "cache/tokens": layout.token_cache,
         ".queue.lock": layout.queue_lock,
         ".upload.lock": layout.upload_lock,
@@ -34,7 +35,7 @@ def test_the_paths_below_the_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize("identifier", ["", "..", "../x", "a/b", ".hidden", "x" * 129])
 def test_an_id_that_is_not_a_plain_name_is_refused(tmp_path: Path, identifier: str) -> None:
     layout = open_storage(tmp_path)
-    for find in (layout.file, layout.run, layout.model):
+    for find in (layout.file, layout.run, layout.model, layout.evaluations.find):
         expected = f"{identifier!r} is not a valid id: expected 1 to 128 letters"
         with pytest.raises(ValueError, match=f"^{re.escape(expected)}"):
             find(identifier)

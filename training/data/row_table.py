@@ -178,6 +178,17 @@ def read_numbers(path: Path) -> npt.NDArray[np.int64]:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
+def read_numbers_by_source(path: Path) -> list[npt.NDArray[np.int64]]:
+    """Read the numbers of the rows of a table, for each of its sources in their order.
+
+    A table that names no sources has one.
+    """
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    sources = json.loads((reader.schema.metadata or {}).get(SOURCES_KEY, b"[]"))
+    ends = np.cumsum([num_rows for _, num_rows in sources], dtype=np.int64)
+    return np.split(read_numbers(path), ends[:-1]) if sources else [read_numbers(path)]
+
+
 def count_truncated(table: RowTable) -> int:
     """Count the rows of a table that were truncated."""
     return sum(

@@ -11,9 +11,11 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from apps.evaluations.evaluation_requests import EvaluationRequest
 from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.http_api.openapi import (
     cluster_schemas,
+    evaluation_schemas,
     model_schemas,
     response_schemas,
     row_schemas,
@@ -34,12 +36,14 @@ _REQUESTS = (
     ClassifyRequest,
     CompletionRequest,
     EmbeddingRequest,
+    EvaluationRequest,
     FineTuneRequest,
     Merging,
     Promotion,
     Publication,
 )
 _CLONE_CHANGES = "FineTuneChanges"
+_EVALUATION = "/v1/evaluations/{evaluation_id}"
 _JOB = "/v1/fine_tuning/jobs/{job_id}"
 _BINARY = {"type": "string", "format": "binary"}
 _EVENTS = {"type": "string", "description": "Server-sent events."}
@@ -111,6 +115,15 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("delete", "/v1/aliases/{name}"): _json(response_schemas.Deletion),
     ("get", "/v1/aliases/{name}/events"): _json(model_schemas.AliasEventList),
     ("post", "/v1/aliases/{name}/rollback"): _json(model_schemas.ModelAlias),
+    ("post", "/v1/evaluations"): _json(evaluation_schemas.Evaluation),
+    ("get", "/v1/evaluations"): _json(evaluation_schemas.EvaluationPage),
+    ("get", _EVALUATION): _json(evaluation_schemas.Evaluation),
+    ("delete", _EVALUATION): _json(response_schemas.Deletion),
+    ("post", f"{_EVALUATION}/cancel"): _json(evaluation_schemas.Evaluation),
+    ("get", f"{_EVALUATION}/rows"): {
+        "application/json": evaluation_schemas.EvaluationRowPage,
+        "text/csv": {"type": "string"},
+    },
     ("get", "/v1/cluster"): _json(cluster_schemas.Cluster),
     ("post", "/v1/classify"): _json(text_schemas.ClassificationList),
     ("post", "/v1/embeddings"): _json(text_schemas.EmbeddingList),

@@ -122,10 +122,12 @@ def read_settings(text: str) -> Mapping[str, object]:
 @router.delete("/{file_id}")
 @requires(Permission.WRITE_FILES)
 async def delete_file(services: ServicesOf, file_id: str) -> Mapping[str, object]:
-    """Delete a file that no unfinished job needs."""
+    """Delete a file that no unfinished job or evaluation needs."""
     await asyncio.shield(asyncio.to_thread(_delete_file, services, file_id))
     return {"id": file_id, "object": "file", "deleted": True}
 
 
 def _delete_file(services: Services, file_id: str) -> None:
-    services.files.delete(file_id, lambda: check_file_unneeded(services.runs, file_id))
+    services.files.delete(
+        file_id, lambda: check_file_unneeded(services.layout, services.runs, file_id)
+    )

@@ -179,7 +179,7 @@ def get_archive(
 @router.delete("/{model_id}")
 @requires(Permission.ADMINISTER)
 async def delete_model(services: ServicesOf, model_id: str) -> Mapping[str, object]:
-    """Delete a model that no alias, no unfinished job and no answer in progress needs."""
+    """Delete a model that no alias, unfinished job or evaluation, or answer needs."""
     await asyncio.to_thread(delete_unneeded_model, services.layout, services.runs, model_id)
     return {"id": model_id, "object": "model", "deleted": True}
 

@@ -16,6 +16,7 @@ _GROUPS = {
     "aliases": "Aliases",
     "files": "Files",
     "fine_tuning": "Fine-tuning",
+    "evaluations": "Evaluations",
     "chat": "Chat",
     "completions": "Completions",
     "classify": "Classification",

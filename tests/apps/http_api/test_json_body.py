@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from apps.http_api import json_body
-from apps.http_api.routes import completions
+from apps.http_api.routes import text
 from apps.middleware.body_limit import MAX_JSON_BYTES, MAX_TEXT_BYTES
 
 pytestmark = pytest.mark.anyio
@@ -124,7 +124,7 @@ async def test_large_valid_body_does_not_block_other_requests(
     may_end = threading.Event()
     target, name = {
         "parse": (json_body, "parse_json_object"),
-        "validate": (completions, "parse_completion_request"),
+        "validate": (text, "parse_completion_request"),
     }[step]
     original = getattr(target, name)
 

@@ -1,0 +1,292 @@
+"""The queue of evaluations: what clients call, and one evaluation that is computed at a time.
+
+Its state is on disk. An evaluation that was interrupted continues after the last row that is
+stored.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from apps.errors import ApiError, InvalidInputError, refuse_full_disk
+from apps.evaluations.evaluation_objects import EvaluationObject, describe_evaluation
+from apps.evaluations.evaluation_record import (
+    EvaluationFailure,
+    EvaluationRecord,
+    ModelFigures,
+    RowPart,
+)
+from apps.evaluations.evaluation_requests import EvaluationRequest, parse_evaluation
+from apps.evaluations.evaluation_run import EvaluationRun, describe_slow_rows
+from apps.evaluations.evaluation_store import EvaluationStore
+from apps.evaluations.model_answers import FIRST_DELAY_S, AnswerSource, ModelFailedError
+from apps.evaluations.row_questions import RowsTooSlowError, read_questions
+from apps.evaluations.row_sources import choose_file, choose_validation_rows
+from apps.file_store import FileStore
+from apps.fine_tuning.validation.row_thread import RowThread
+from serving.errors import ServingError
+from serving.store.model_store import ModelStore
+from serving.store.stored_model import StoredModel
+from storage.layout import StorageLayout, new_id
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 8
+MAX_EVALUATIONS = 1000
+_RESCAN_S = 30.0
+_NUM_CHECKED_ROWS = 20
+_MAX_CHECK_S = 10.0
+
+
+class EvaluationQueue:
+    """Accepts, computes, cancels and deletes evaluations; use it from one event loop.
+
+    Without a `source` of answers, as with upstreams, none is accepted. `check_claim` raises if
+    another queue manages the storage. `delay_s` is the first delay before a request that failed is
+    repeated.
+    """
+
+    def __init__(
+        self,
+        layout: StorageLayout,
+        rows: RowThread,
+        source: AnswerSource | None,
+        check_claim: Callable[[], None],
+        delay_s: float = FIRST_DELAY_S,
+    ) -> None:
+        self._layout = layout
+        self._check_claim = check_claim
+        self._store = EvaluationStore(layout)
+        self._rows = rows
+        self._source = source
+        self._delay_s = delay_s
+        self._changes = asyncio.Lock()
+        self._current: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._rescan_at = 0.0
+
+    async def create(self, body: Mapping[str, Any]) -> EvaluationObject:
+        """Validate and queue an evaluation; return it as the API shows it.
+
+        Raises `ServingError` or `ApiError` for an evaluation that cannot work, and 429 for too many
+        queued ones.
+        """
+        request = parse_evaluation(body)
+        if self._source is None:
+            raise ApiError(
+                400,
+                "this application has no generator of its own ('upstreams' answer), so it cannot "
+                "evaluate models; evaluate them with an application without upstreams",
+                code="no_generator",
+            )
+        await asyncio.to_thread(self._check_claim)
+        await asyncio.to_thread(self._check_counts)
+        record = await self._rows.run(self._prepare, request)
+        async with self._changes:
+            await asyncio.to_thread(self._check_counts)
+            with refuse_full_disk():
+                await asyncio.shield(asyncio.to_thread(self._add, record))
+        self._rescan_at = 0.0
+        return describe_evaluation(record)
+
+    async def cancel(self, evaluation_id: str) -> EvaluationObject:
+        """Cancel an evaluation now; the rows that are done are kept.
+
+        Raises `ApiError` 404 for an unknown one, and 409 for one that has ended.
+        """
+        await asyncio.to_thread(self._check_claim)
+        async with self._changes:
+            record = await asyncio.to_thread(self._store.get, evaluation_id)
+            if not record.is_final and self._current == evaluation_id:
+                await self.stop()
+                record = await asyncio.to_thread(self._store.get, evaluation_id)
+            if record.is_final:
+                message = f"evaluation {evaluation_id!r} has the status {record.status!r}"
+                raise ApiError(409, f"{message}: only a queued or running one can be cancelled")
+            with refuse_full_disk():
+                record = await self._end(record, status="cancelled")
+        return describe_evaluation(record)
+
+    async def delete(self, evaluation_id: str) -> None:
+        """Delete an evaluation that has ended, or that cannot be read.
+
+        Raises `ApiError` 404 for an unknown one, and 409 for one that has not ended.
+        """
+        await asyncio.to_thread(self._check_claim)
+        async with self._changes:
+            try:
+                record = await asyncio.to_thread(self._store.get, evaluation_id)
+            except ApiError as exc:
+                if exc.status == 404:
+                    raise
+                logger.warning("evaluation %s is deleted unread: %s", evaluation_id, exc)
+            else:
+                if not record.is_final:
+                    message = f"evaluation {evaluation_id!r} is {record.status}"
+                    raise ApiError(409, f"{message}: cancel it first", code="in_use")
+            await asyncio.shield(asyncio.to_thread(self._store.delete, evaluation_id))
+
+    async def start_next(self) -> None:
+        """Start the oldest evaluation that is left unless one is being computed."""
+        if self._is_computing or self._source is None or time.monotonic() < self._rescan_at:
+            return
+        self._rescan_at = time.monotonic() + _RESCAN_S
+        async with self._changes:
+            records = await asyncio.to_thread(self._store.list_all)
+            left = [record for record in records if not record.is_final]
+            if left and not self._is_computing:
+                self._current = left[-1].id
+                self._task = asyncio.create_task(self._compute(left[-1], self._source))
+
+    async def stop(self) -> None:
+        """Stop computing; what is left is computed after the next start."""
+        task, self._task = self._task, None
+        self._rescan_at = 0.0
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self._current = None
+
+    def close(self) -> None:
+        """Stop computing, without waiting for that."""
+        if self._task is not None and not self._task.get_loop().is_closed():
+            self._task.cancel()
+
+    @property
+    def _is_computing(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def _compute(self, record: EvaluationRecord, source: AnswerSource) -> None:
+        """Compute an evaluation, and record why it failed if it does."""
+        try:
+            run = EvaluationRun(
+                self._layout, self._store, self._rows, source, record, self._delay_s
+            )
+            await run.complete()
+        except ModelFailedError as exc:
+            await self._fail(record.id, exc.code, str(exc))
+        except RowsTooSlowError as exc:
+            refusal = describe_slow_rows(exc, record.max_rows)
+            await self._fail(record.id, refusal.code, refusal.message)
+        except (ApiError, ServingError) as exc:
+            await self._fail(record.id, exc.code, exc.message)
+        except OSError:  # a full disk, for example
+            logger.exception("evaluation %s was interrupted and is continued", record.id)
+            self._rescan_at = time.monotonic() + _RESCAN_S
+        except Exception:
+            logger.exception("evaluation %s failed", record.id)
+            message = "internal error; the server's log has the details"
+            await self._fail(record.id, "internal_error", message)
+        else:
+            self._rescan_at = 0.0
+
+    async def _fail(self, evaluation_id: str, code: str | None, message: str) -> None:
+        self._rescan_at = 0.0
+        logger.warning("evaluation %s failed: %s", evaluation_id, message)
+        text = message.replace(str(self._layout.root), "<storage>")
+        failure = EvaluationFailure(code=code, message=text)
+        try:
+            record = await asyncio.to_thread(self._store.get, evaluation_id)
+            await self._end(record, status="failed", error=failure)
+        except (ApiError, OSError):
+            logger.exception("the failure of evaluation %s cannot be recorded", evaluation_id)
+            self._rescan_at = time.monotonic() + _RESCAN_S
+
+    async def _end(self, record: EvaluationRecord, **changes: object) -> EvaluationRecord:
+        ended = record.model_copy(update={"finished_at": int(time.time()), **changes})
+        await asyncio.shield(asyncio.to_thread(self._store.replace, ended))
+        return ended
+
+    def _check_counts(self) -> None:
+        """Raise `ApiError` if no further evaluation is allowed: 429 if too many are queued."""
+        num_queued = sum(record.status == "queued" for record in self._store.list_all())
+        if num_queued >= MAX_QUEUED:
+            raise ApiError(
+                429,
+                f"{num_queued} evaluations are queued, the most that can be; wait until one has "
+                "ended, or cancel one",
+                code="too_many_queued_evaluations",
+            )
+        if self._store.count() >= MAX_EVALUATIONS:
+            raise ApiError(
+                409,
+                f"{MAX_EVALUATIONS} evaluations are stored, the most that can be; delete some",
+                code="too_many_evaluations",
+            )
+
+    def _prepare(self, request: EvaluationRequest) -> EvaluationRecord:
+        """Check everything that can be checked in a few seconds; return the record."""
+        models = self._resolve_models(request.models)
+        if request.file is not None:
+            chosen = choose_file(self._layout, request.file)
+        else:
+            assert request.job is not None, "the request has one of both"
+            chosen = choose_validation_rows(self._layout, request.job, request.max_rows)
+        training = {**chosen.training, **request.training}
+        num_checked = min(request.max_rows, _NUM_CHECKED_ROWS)
+        for model in models:
+            self._check_rows(chosen.parts[0], model, training, num_checked)
+        return EvaluationRecord(
+            id=new_id("eval"),
+            created_at=int(time.time()),
+            file=request.file,
+            job=request.job,
+            max_rows=request.max_rows,
+            max_tokens=request.max_tokens,
+            rows=chosen.parts,
+            training=training,
+            models=tuple(
+                ModelFigures(model=model.id, requested=name)
+                for model, name in zip(models, request.models, strict=True)
+            ),
+        )
+
+    def _resolve_models(self, names: Sequence[str]) -> list[StoredModel]:
+        store = ModelStore(self._layout)
+        models = [store.resolve(name) for name in names]
+        for model in models:
+            model.check_answers("text")
+        if len({model.id for model in models}) < len(models):
+            raise InvalidInputError(
+                f"{names[0]!r} and {names[1]!r} are the same model, {models[0].id!r}: expected two "
+                "different models, or one",
+                param="models",
+            )
+        return models
+
+    def _check_rows(
+        self, part: RowPart, model: StoredModel, training: Mapping[str, Any], num_rows: int
+    ) -> None:
+        """Raise `InvalidInputError` if a model can be asked none of the first rows."""
+        try:
+            found = read_questions(
+                self._layout, part, model.id, training, num_rows, _MAX_CHECK_S
+            )
+        except RowsTooSlowError as exc:
+            if exc.num_read:
+                return
+            raise describe_slow_rows(exc, num_rows) from exc
+        if not found:
+            raise InvalidInputError(f"file {part.file!r} has no rows", param="file")
+        faults = [(number, one.fault) for number, one in found.items() if one.fault is not None]
+        if len(faults) == len(found):
+            number, fault = faults[0]
+            raise InvalidInputError(
+                f"model {model.id!r} can be asked none of the first {len(found)} rows of file "
+                f"{part.file!r}; row {number}: {fault}",
+                param="file",
+                code="invalid_rows",
+            )
+
+    def _add(self, record: EvaluationRecord) -> None:
+        """Add an evaluation, while its files and models are locked against deletion."""
+        models = ModelStore(self._layout)
+        with ExitStack() as locks:
+            for one in record.models:
+                locks.enter_context(models.resolve(one.model).lock_shared())
+            for part in record.rows:
+                locks.enter_context(FileStore(self._layout).lock_shared(part.file))
+            self._store.add(record)
