@@ -19,6 +19,7 @@ from apps.cli.chat import chat
 from apps.cli.classify import classify
 from apps.cli.cluster import cluster
 from apps.cli.doctor import doctor
+from apps.cli.evaluate import evaluate
 from apps.cli.files import files
 from apps.cli.jobs import jobs
 from apps.cli.keys import keys
@@ -44,6 +45,7 @@ cli.command()(chat)
 cli.command()(classify)
 cli.command()(cluster)
 cli.command()(doctor)
+cli.command()(evaluate)
 cli.command()(backup)
 cli.command()(restore)
 cli.add_typer(jobs, name="jobs")

@@ -42,7 +42,7 @@ from apps.http_api.routes import (
     text,
     upstream,
 )
-from apps.http_api.serve_handles import EvaluationsClient, QueueClient, RemoteClassifier, RemoteText
+from apps.http_api.serve_handles import QueueClient, QueueEvaluations, RemoteClassifier, RemoteText
 from apps.middleware.admission import Admission
 from apps.middleware.audit import RequestLog
 from apps.middleware.auth import AccessControl
@@ -152,7 +152,7 @@ class ApiReplica:
                 log_texts=settings.log_texts,
             ),
             fine_tuning=QueueClient(queue),
-            evaluating=EvaluationsClient(queue),
+            evaluating=QueueEvaluations(queue),
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,
             limits=settings.to_limits(),

@@ -250,7 +250,7 @@ class QueueClient:
         await self._health.check(self._handle.app_name, self._handle.deployment_name)
 
 
-class EvaluationsClient:
+class QueueEvaluations:
     """The evaluations of the queue behind a Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:

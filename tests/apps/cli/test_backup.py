@@ -18,6 +18,7 @@ from apps.access.keys import KeyStore
 from apps.access.roles import Role
 from apps.cli.backup import INCOMPLETE_STATUS
 from apps.cli.main import cli
+from apps.evaluations.evaluation_store import ROWS_NAME, EvaluationStore
 from apps.file_index import NewFile
 from apps.file_store import FileStore
 from apps.fine_tuning.index.run_index import RunIndex
@@ -30,6 +31,7 @@ from storage.scratch import build_in_scratch
 from storage.snapshots.snapshot_writer import SnapshotWriter
 from storage.tombstones import rename_to_tombstone
 from tests.apps.conftest import NotedJobs, add_job, create_run
+from tests.apps.evaluations.conftest import add_stored
 from tests.damage import damage
 from tests.waiting import wait_for
 from training.checkpoint.format import (
@@ -543,3 +545,27 @@ def test_alias_file_and_its_copy_are_backed_up_consistently(
     names = ("aliases.json", "aliases.copy.json")
     first, second = ((restored / name).read_bytes() for name in names)
     assert first == second
+
+
+def test_running_evaluation_is_restored_with_the_rows_that_it_counts(
+    layout: StorageLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is that of before its rows were copied, so no row that it counts is missing."""
+    add_stored(layout, "eval-1", status="running", num_done=1)
+    store = EvaluationStore(layout)
+    rows = layout.evaluations.find("eval-1") / ROWS_NAME
+    copy = SnapshotWriter.add_file
+
+    def copy_and_end(writer: SnapshotWriter, path: Path) -> None:
+        copy(writer, path)
+        if path == rows:
+            record = store.get("eval-1")
+            store.replace(record.model_copy(update={"status": "succeeded", "num_done": 2}))
+
+    monkeypatch.setattr(SnapshotWriter, "add_file", copy_and_end)
+    expect("backup", tmp_path / "backups", layout.root)
+    expect("restore", tmp_path / "backups", tmp_path / "restored")
+    restored = EvaluationStore(open_storage(tmp_path / "restored"))
+    record = restored.get("eval-1")
+    assert (record.status, record.num_done) == ("running", 1)
+    assert [row.id for row in restored.iterate_rows("eval-1")] == ["row-1"]
