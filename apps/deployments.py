@@ -3,7 +3,7 @@
 Api              stateless, any number of replicas; reads the disk, calls the others
 Generator        any number of replicas; generates text, unless `upstreams` do
 Classifier       none until the first request; classifies texts
-FineTuningQueue  one replica; its state is on disk; also evaluates models, which it asks of Generator
+FineTuningQueue  one replica; its state is on disk; also evaluates models, and asks `Generator`
 """
 
 import asyncio

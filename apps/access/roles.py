@@ -32,7 +32,7 @@ class Permission(StrEnum):
     WRITE_FILES = "files.write"
     """Upload and delete files."""
     WRITE_JOBS = "jobs.write"
-    """Create, pause, resume, cancel, clone and delete jobs; publish checkpoints; evaluations too."""
+    """Create, change and delete jobs and evaluations; publish checkpoints."""
     READ_WEIGHTS = "models.weights"
     """Download a model, or compare all its files with what was published."""
     ADMINISTER = "models.write"

@@ -22,7 +22,7 @@ from apps.evaluations.evaluation_record import (
 from apps.evaluations.evaluation_requests import EvaluationRequest, parse_evaluation
 from apps.evaluations.evaluation_run import EvaluationRun, describe_slow_rows
 from apps.evaluations.evaluation_store import EvaluationStore
-from apps.evaluations.model_answers import FIRST_DELAY_S, AnswerSource, ModelFailedError
+from apps.evaluations.model_answers import AnswerSource, ModelFailedError, Patience
 from apps.evaluations.row_questions import RowsTooSlowError, read_questions
 from apps.evaluations.row_sources import choose_file, choose_validation_rows
 from apps.file_store import FileStore
@@ -45,7 +45,7 @@ class EvaluationQueue:
     """Accepts, computes, cancels and deletes evaluations; use it from one event loop.
 
     Without a `source` of answers, as with upstreams, none is accepted. `check_claim` raises if
-    another queue manages the storage. `delay_s` is the first delay before a request that failed is
+    another queue manages the storage. `patience` is how long requests to models are
     repeated.
     """
 
@@ -55,14 +55,14 @@ class EvaluationQueue:
         rows: RowThread,
         source: AnswerSource | None,
         check_claim: Callable[[], None],
-        delay_s: float = FIRST_DELAY_S,
+        patience: Patience = Patience(),  # noqa: B008 - immutable
     ) -> None:
         self._layout = layout
         self._check_claim = check_claim
         self._store = EvaluationStore(layout)
         self._rows = rows
         self._source = source
-        self._delay_s = delay_s
+        self._patience = patience
         self._changes = asyncio.Lock()
         self._current: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -163,7 +163,7 @@ class EvaluationQueue:
         """Compute an evaluation, and record why it failed if it does."""
         try:
             run = EvaluationRun(
-                self._layout, self._store, self._rows, source, record, self._delay_s
+                self._layout, self._store, self._rows, source, record, self._patience
             )
             await run.complete()
         except ModelFailedError as exc:
@@ -262,9 +262,7 @@ class EvaluationQueue:
     ) -> None:
         """Raise `InvalidInputError` if a model can be asked none of the first rows."""
         try:
-            found = read_questions(
-                self._layout, part, model.id, training, num_rows, _MAX_CHECK_S
-            )
+            found = read_questions(self._layout, part, model.id, training, num_rows, _MAX_CHECK_S)
         except RowsTooSlowError as exc:
             if exc.num_read:
                 return

@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from apps.fine_tuning.job_requests import MAX_SETTINGS
 from serving.openai.protocol import MAX_MODEL_CHARACTERS, RequestPart, limit_items, parse_part
@@ -35,17 +37,22 @@ class EvaluationRequest(RequestPart):
         max_length=MAX_ID_CHARACTERS,
         description="Id of a fine-tuning job, whose validation rows are used; or use `file`.",
     )
-    max_rows: int = Field(
-        100, ge=1, le=MAX_ROWS, description="Most rows: the first ones are used."
-    )
-    max_tokens: int = Field(
-        256, ge=1, le=MAX_NEW_TOKENS, description="Most tokens of one answer."
-    )
+    max_rows: int = Field(100, ge=1, le=MAX_ROWS, description="Most rows: the first ones are used.")
+    max_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="Most tokens of one answer.")
     training: Annotated[dict[str, Any], limit_items(MAX_SETTINGS, "settings")] = Field(
         default_factory=dict,
         max_length=MAX_SETTINGS,
         description="Settings that affect how rows are read, as in `training` of a job.",
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the schema with an example, as it cannot say that one of two fields is needed."""
+        schema = handler(core_schema)
+        handler.resolve_ref_schema(schema)["examples"] = [{"models": ["MODEL"], "file": "FILE"}]
+        return schema
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:

@@ -14,10 +14,10 @@ from apps.errors import InvalidInputError
 from apps.evaluations.evaluation_record import EvaluationRecord, StoredAnswer, StoredRow
 from apps.evaluations.evaluation_store import EvaluationStore
 from apps.evaluations.model_answers import (
-    FIRST_DELAY_S,
     MAX_TEXT_CHARACTERS,
     AnswerSource,
     ModelAnswers,
+    Patience,
 )
 from apps.evaluations.model_tally import ModelTally
 from apps.evaluations.row_questions import Question, RowsTooSlowError, read_questions
@@ -52,7 +52,7 @@ class EvaluationRun:
         rows: RowThread,
         source: AnswerSource,
         record: EvaluationRecord,
-        delay_s: float = FIRST_DELAY_S,
+        patience: Patience,
     ) -> None:
         self._layout = layout
         self._store = store
@@ -60,7 +60,7 @@ class EvaluationRun:
         self._record = record
         self._tallies = [ModelTally() for _ in record.models]
         self._models = [
-            ModelAnswers(source, one.model, record.max_tokens, delay_s) for one in record.models
+            ModelAnswers(source, one.model, record.max_tokens, patience) for one in record.models
         ]
         self._recorded_at = 0.0
 
@@ -70,8 +70,9 @@ class EvaluationRun:
         Raises `ModelFailedError`, and `ApiError` or `ServingError` if the rows cannot be read.
         """
         done = await asyncio.to_thread(self._read_done)
+        await self._record_state(status="running")
         rows = await self._read_rows()
-        await self._record_state(status="running", num_rows=len(rows))
+        await self._record_state(num_rows=len(rows))
         left = [row for row in rows if row.id not in done]
         for start in range(0, len(left), _BLOCK_ROWS):
             await self._ask_block(left[start : start + _BLOCK_ROWS])

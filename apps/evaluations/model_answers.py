@@ -31,10 +31,9 @@ logger = logging.getLogger(__name__)
 
 MAX_TEXT_CHARACTERS = 20_000
 """Most characters of a prompt, an expected answer or an answer that are stored with a row."""
-_MAX_TRIES = 5
-_MAX_LATE = 2
-_MAX_OVERLOADED_S = 1800.0
-FIRST_DELAY_S, _MAX_DELAY_S = 0.5, 15.0
+_MAX_LATE = 3
+_MIN_FAILURES = 5
+_MAX_DELAY_S = 15.0
 _MAX_TOKEN_LOSS = 1e4  # a probability of zero counts as e to the power of minus this
 
 
@@ -45,6 +44,19 @@ class AnswerSource(Protocol):
         self, request: ValidRequest, body: Mapping[str, Any], request_id: str
     ) -> WholeAnswer:
         """Return the whole answer; `body` is for the log."""
+
+    async def check(self) -> None:
+        """Raise if no generator can answer at present."""
+
+
+class Patience(NamedTuple):
+    """How long requests are repeated, in seconds: the first delay, and until a model has failed."""
+
+    first_delay_s: float = 0.5
+    failing_s: float = 300.0
+    """While the process of a model, or all generators, do not work: they are replaced."""
+    overloaded_s: float = 1800.0
+    """While there is no capacity."""
 
 
 class ModelFailedError(Exception):
@@ -63,11 +75,13 @@ class _Likelihood(NamedTuple):
 class ModelAnswers:
     """Asks one model; a request waits while the generators have no capacity, as chats go first."""
 
-    def __init__(self, source: AnswerSource, model: str, max_tokens: int, delay_s: float) -> None:
+    def __init__(
+        self, source: AnswerSource, model: str, max_tokens: int, patience: Patience
+    ) -> None:
         self._source = source
         self._model = model
         self._max_tokens = max_tokens
-        self._first_delay_s = delay_s
+        self._patience = patience
 
     async def answer(self, question: Question, request_id: str) -> StoredAnswer:
         """Ask a question, and score its expected answer.
@@ -134,30 +148,44 @@ class ModelAnswers:
         does not exist any more or cannot be served.
         """
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + _MAX_OVERLOADED_S
+        begun = loop.time()
         num_late = num_failed = 0
-        delay_s = self._first_delay_s
+        failure: Exception | None = None
+        delay_s = self._patience.first_delay_s
         while True:
             try:
                 return await self._source.answer(request, {"evaluation": request_id}, request_id)
             except ModelNotFoundError as exc:
                 raise ModelFailedError(exc.message, "model_not_found") from exc
-            except DeadlineExceededError:
-                num_late += 1
-                if num_late == _MAX_LATE:
-                    raise
             except (OverloadedError, BackPressureError) as exc:
-                if loop.time() > give_up_at:
-                    message = f"there was no capacity for model {self._model!r} for half an hour"
-                    raise ModelFailedError(f"{message}: {exc}", "overloaded") from exc
+                if loop.time() - begun > self._patience.overloaded_s:
+                    reason = f"there was no capacity for model {self._model!r} in time: {exc}"
+                    raise ModelFailedError(reason, "overloaded") from exc
             except (EngineDeadError, DeploymentUnavailableError, RayError) as exc:
                 num_failed += 1
-                logger.warning("%s: model %s failed: %s", request_id, self._model, exc)
-                if num_failed == _MAX_TRIES:
-                    reason = f"model {self._model!r} cannot be served: {exc}"
-                    raise ModelFailedError(reason, "model_failed") from exc
+                failure = exc
+            except DeadlineExceededError as exc:
+                if await self._can_answer():
+                    num_late += 1
+                    if num_late == _MAX_LATE:
+                        raise
+                else:  # the generators are being started
+                    num_failed += 1
+                    failure = exc
+            is_over = loop.time() - begun > self._patience.failing_s
+            if num_failed >= _MIN_FAILURES and is_over:
+                reason = f"model {self._model!r} cannot be served: {failure}"
+                raise ModelFailedError(reason, "model_failed") from failure
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
+
+    async def _can_answer(self) -> bool:
+        try:
+            await self._source.check()
+        except Exception as exc:  # noqa: BLE001 - whatever makes the generators unavailable; logged
+            logger.warning("the generators cannot answer: %s", exc)
+            return False
+        return True
 
     def _describe_error(self, reason: str) -> StoredAnswer:
         return StoredAnswer(model=self._model, error=clean_text(reason))

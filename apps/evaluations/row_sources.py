@@ -26,7 +26,7 @@ class ChosenRows(NamedTuple):
 
 
 def choose_file(layout: StorageLayout, file_id: str) -> ChosenRows:
-    """Choose the rows of a file; raises `ApiError` for an unknown one, or one of another purpose."""
+    """Choose the rows of a file; raises `ApiError` unless it is a known file of rows."""
     files = FileStore(layout)
     files.find_content(file_id)
     purpose = files.get(file_id)["purpose"]

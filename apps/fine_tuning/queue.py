@@ -190,8 +190,9 @@ class RunQueue:
     async def drain(self) -> bool:
         """Start no more runs, and make those that compute save a checkpoint and pause.
 
-        Evaluations stop, and continue after the next start of the application. The next queue that takes over the storage ends these pauses. Returns whether no run
-        computes any more; call this again until it returns True.
+        Evaluations stop, and continue after the next start of the application. The next queue that
+        takes over the storage ends the pauses of runs. Returns whether no run computes any more;
+        call this again until it returns True.
         """
         self._reconciler.is_draining = True
         self._num_computing = None  # a pass that fails has counted nothing

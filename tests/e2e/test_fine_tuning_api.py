@@ -6,9 +6,11 @@ The status `paused` is the only addition: OpenAI documents the calls, but no sta
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
+import httpx
 import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
@@ -175,6 +177,48 @@ def test_fine_tuned_model_completes_chat(client: openai.OpenAI, job: FineTuningJ
     )
     assert answer.choices[0].message.content
     assert client.models.retrieve(job.fine_tuned_model).id == job.fine_tuned_model
+
+
+def test_tuned_model_is_evaluated_beside_its_base_model(
+    client: openai.OpenAI, http: httpx.Client, job: FineTuningJob, rows: list[str]
+) -> None:
+    assert job.fine_tuned_model is not None
+    models = [MODEL, job.fine_tuned_model]
+    body = {"models": models, "job": job.id, "max_rows": 20, "max_tokens": 24}
+    created = http.post("/v1/evaluations", json=body)
+    assert created.status_code == 200, created.text
+    path = f"/v1/evaluations/{created.json()['id']}"
+
+    def get_ended() -> dict[str, Any] | None:
+        seen: dict[str, Any] = http.get(path).json()
+        return seen if seen["status"] not in ("queued", "running") else None
+
+    ended = wait_until(get_ended, TIMEOUT_S, "the evaluation ends")
+    assert (ended["status"], ended["num_rows"], ended["num_done"]) == ("succeeded", 20, 20), ended
+    base, tuned = ended["models"]
+    assert (base["num_failed"], tuned["num_failed"]) == (0, 0)
+    assert tuned["perplexity"] < base["perplexity"]
+    assert tuned["rouge_l"] > base["rouge_l"]
+    # The training measured the loss of the same tokens.
+    metrics = client.models.retrieve(job.fine_tuned_model).to_dict()["metrics"]
+    assert isinstance(metrics, dict)
+    assert tuned["perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]), rel=0.01)
+    found = http.get(f"{path}/rows", params={"limit": 5}).json()
+    assert found["has_more"]
+    for row, line in zip(found["data"], rows[150:155], strict=True):
+        question, answer = json.loads(line)["messages"]
+        assert (row["prompt"], row["expected"]) == (question["content"], answer["content"])
+    first = found["data"][0]
+    asked = [{"role": "user", "content": first["prompt"]}]
+    for model, evaluated in zip(models, first["answers"], strict=True):
+        chat = client.chat.completions.create(
+            model=model,
+            messages=asked,
+            temperature=0,
+            max_tokens=24,  # type: ignore[arg-type]
+        )
+        assert evaluated["text"] == chat.choices[0].message.content
+    assert http.delete(path).json()["deleted"]
 
 
 def test_dpo_job_prefers_better_answers(client: openai.OpenAI) -> None:

@@ -16,6 +16,7 @@ from apps.evaluations.evaluation_objects import EvaluationObject
 from apps.evaluations.evaluation_queue import EvaluationQueue
 from apps.evaluations.evaluation_record import EvaluationRecord, StoredAnswer, StoredRow
 from apps.evaluations.evaluation_store import EvaluationStore
+from apps.evaluations.model_answers import Patience
 from apps.file_store import FileStore
 from apps.fine_tuning.validation.row_thread import RowThread
 from serving.errors import InvalidRequestError
@@ -63,6 +64,11 @@ class ScriptedSource:
     num_open: int = 0
     most_open: int = 0
     num_cancelled: int = 0
+    is_starting: bool = False
+
+    async def check(self) -> None:
+        if self.is_starting:
+            raise RuntimeError("no replica is ready")
 
     async def answer(
         self, request: ValidRequest, body: Mapping[str, Any], request_id: str
@@ -131,7 +137,8 @@ def row_thread() -> Iterator[RowThread]:
 def open_queue(
     layout: StorageLayout, rows: RowThread, source: ScriptedSource | None
 ) -> EvaluationQueue:
-    return EvaluationQueue(layout, rows, source, check_claim=lambda: None, delay_s=0.0)
+    patience = Patience(first_delay_s=0.0, failing_s=0.0)
+    return EvaluationQueue(layout, rows, source, lambda: None, patience)
 
 
 @pytest.fixture

@@ -242,6 +242,25 @@ async def test_request_is_repeated_while_generators_are_busy_or_restart(
     assert source.failures == []
 
 
+async def test_row_fails_whose_answer_is_late_three_times(
+    evaluations: EvaluationQueue, layout: StorageLayout, source: ScriptedSource, ten_rows: str
+) -> None:
+    source.failures = [DeadlineExceededError("late") for _ in range(3)]
+    created = await evaluations.create({"models": ["tiny"], "file": ten_rows, "max_rows": 1})
+    record = await finish(evaluations, layout, created)
+    assert (record.status, record.models[0].num_failed) == ("succeeded", 1)
+
+
+async def test_answers_are_not_late_while_generators_start(
+    evaluations: EvaluationQueue, layout: StorageLayout, source: ScriptedSource, ten_rows: str
+) -> None:
+    source.is_starting = True
+    source.failures = [DeadlineExceededError("late") for _ in range(4)]
+    created = await evaluations.create({"models": ["tiny"], "file": ten_rows, "max_rows": 1})
+    record = await finish(evaluations, layout, created)
+    assert (record.status, record.models[0].num_failed) == ("succeeded", 0)
+
+
 @pytest.mark.parametrize(
     ("failure", "code"),
     [(ModelNotFoundError("gone"), "model_not_found"), (EngineDeadError("damaged"), "model_failed")],
