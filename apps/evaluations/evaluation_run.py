@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, ParamSpec
 
-from apps.errors import InvalidInputError
 from apps.evaluations.evaluation_record import EvaluationRecord, StoredAnswer, StoredRow
 from apps.evaluations.evaluation_store import EvaluationStore
 from apps.evaluations.model_answers import (
@@ -20,7 +19,7 @@ from apps.evaluations.model_answers import (
     Patience,
 )
 from apps.evaluations.model_tally import ModelTally
-from apps.evaluations.row_questions import Question, RowsTooSlowError, read_questions
+from apps.evaluations.row_questions import Question, read_questions
 from apps.fine_tuning.validation.row_thread import RowThread
 from storage.layout import StorageLayout
 
@@ -141,7 +140,7 @@ class EvaluationRun:
         tasks = [asyncio.create_task(ask(row)) for row in block]
         try:
             for task in tasks:
-                yield await task
+                yield await asyncio.shield(task)  # cancelled below, with all others at once
         finally:
             for task in tasks:
                 task.cancel()
@@ -188,13 +187,3 @@ async def _write_to_end(write: Callable[_P, None], *args: _P.args, **kwargs: _P.
 
 
 _MISSING = Question(fault="the row was not found when the file was read for this model")
-
-
-def describe_slow_rows(exc: RowsTooSlowError, max_rows: int) -> InvalidInputError:
-    """Return the refusal of rows that could not be read in time."""
-    return InvalidInputError(
-        f"only {exc.num_read} of at most {max_rows} rows could be read in the time for that; set a "
-        "smaller max_rows, or evaluate a smaller file",
-        param="max_rows",
-        code="rows_too_slow",
-    )

@@ -112,7 +112,7 @@ class ModelAnswers:
         """Return the most likely answer; raises for a prompt that the model does not accept."""
         body = {
             "model": self._model,
-            "prompt": list(map(int, question.prompt_ids)),
+            "prompt": list(question.prompt_ids),
             "max_tokens": self._max_tokens,
             "temperature": 0,
         }
@@ -120,10 +120,9 @@ class ModelAnswers:
 
     async def _score(self, question: Question, request_id: str) -> _Likelihood:
         """Return the likelihood of the expected answer; of no tokens if it exceeds the context."""
-        ids = [*question.prompt_ids, *question.answer_ids]
         body = {
             "model": self._model,
-            "prompt": list(map(int, ids)),
+            "prompt": [*question.prompt_ids, *question.answer_ids],
             "max_tokens": 0,
             "echo": True,
             "logprobs": 0,

@@ -6,6 +6,7 @@ and chat template.
 
 import json
 import time
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -39,13 +40,13 @@ _PLAIN_ROLES = {"user", "assistant"}
 class Question(NamedTuple):
     """A row as a model is asked it: the prompt and the expected answer, as tokens and as text.
 
-    `learned[i]` is whether the answer's token `i` counts for the perplexity. If the model cannot be
-    asked, `fault` is the reason, and nothing else is known.
+    `learned[i]` is 1 if the answer's token `i` counts for the perplexity, else 0. If the model
+    cannot be asked, `fault` is the reason, and nothing else is known.
     """
 
     prompt_ids: Sequence[int] = ()
     answer_ids: Sequence[int] = ()
-    learned: Sequence[bool] = ()
+    learned: Sequence[int] = ()
     prompt: str = ""
     expected: str = ""
     fault: str | None = None
@@ -57,6 +58,16 @@ class RowsTooSlowError(Exception):
     def __init__(self, num_read: int) -> None:
         super().__init__(f"{num_read} rows were read in time")
         self.num_read = num_read
+
+
+def describe_slow_rows(exc: RowsTooSlowError, max_rows: int) -> InvalidInputError:
+    """Return the refusal of rows that could not be read in time."""
+    return InvalidInputError(
+        f"only {exc.num_read} of at most {max_rows} rows could be read in the time for that; set a "
+        "smaller max_rows, or evaluate a smaller file",
+        param="max_rows",
+        code="rows_too_slow",
+    )
 
 
 def read_questions(
@@ -234,9 +245,9 @@ def _split_sample(
         answer_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
     return Question(
-        sample.input_ids[:start].copy(),
-        answer_ids.copy(),
-        sample.learned[start:end].copy(),
+        array("i", sample.input_ids[:start].tolist()),
+        array("i", answer_ids.tolist()),
+        sample.learned[start:end].tobytes(),
         describe_prompt(row.messages, row.learned),
         clean_text(str(expected)),
     )

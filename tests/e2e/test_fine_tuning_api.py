@@ -209,13 +209,12 @@ def test_tuned_model_is_evaluated_beside_its_base_model(
         question, answer = json.loads(line)["messages"]
         assert (row["prompt"], row["expected"]) == (question["content"], answer["content"])
     first = found["data"][0]
-    asked = [{"role": "user", "content": first["prompt"]}]
     for model, evaluated in zip(models, first["answers"], strict=True):
         chat = client.chat.completions.create(
             model=model,
-            messages=asked,
+            messages=[{"role": "user", "content": first["prompt"]}],
             temperature=0,
-            max_tokens=24,  # type: ignore[arg-type]
+            max_tokens=24,
         )
         assert evaluated["text"] == chat.choices[0].message.content
     assert http.delete(path).json()["deleted"]

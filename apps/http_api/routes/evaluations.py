@@ -48,7 +48,7 @@ async def create_evaluation(
 
 @router.get("")
 @requires(Permission.READ_JOBS)
-async def list_evaluations(
+async def list_model_evaluations(
     services: ServicesOf,
     limit: Limit = 20,
     after: After = None,

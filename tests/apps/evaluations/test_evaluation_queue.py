@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apps.errors import ApiError
-from apps.evaluations import evaluation_queue
+from apps.evaluations import evaluation_creation
 from apps.evaluations.evaluation_queue import EvaluationQueue
 from apps.evaluations.evaluation_store import RECORD_NAME, ROWS_NAME, EvaluationStore
 from apps.fine_tuning.queue import RunQueue
@@ -114,6 +114,7 @@ async def test_evaluation_continues_after_its_last_stored_row(
     with path.open("ab") as file:  # the application was killed while it wrote a line
         file.write(b'{"id": "row-9", "numb')
     source.gate.set()
+    source.answers.clear()
     source.asked.clear()
     restarted = open_queue(layout, row_thread, source)
     record = await finish(restarted, layout, created)
@@ -329,7 +330,7 @@ async def test_invalid_request_is_refused(
 ) -> None:
     ModelStore(layout).add(build_tiny_encoder(tmp_path / "encoder"), "encoder")
     add_file(layout, [{"text": "Only text."}] * 2, "file-text")
-    add_file(layout, ["{broken", {"prompt": "no answer"}], "file-broken")
+    add_file(layout, ["{broken", "{broken"], "file-broken")
     add_file(layout, [{"text": "good", "label": "yes"}], "file-labels")
     add_file(layout, [], "file-empty")
     path = layout.file("file-result")
@@ -358,8 +359,8 @@ async def test_too_many_queued_evaluations_are_refused(
     with pytest.raises(ApiError, match="8 evaluations are queued") as refused:
         await evaluations.create(body)
     assert (refused.value.status, refused.value.code) == (429, "too_many_queued_evaluations")
-    monkeypatch.setattr(evaluation_queue, "MAX_QUEUED", 100)
-    monkeypatch.setattr(evaluation_queue, "MAX_EVALUATIONS", 8)
+    monkeypatch.setattr(evaluation_creation, "MAX_QUEUED", 100)
+    monkeypatch.setattr(evaluation_creation, "MAX_EVALUATIONS", 8)
     with pytest.raises(ApiError, match="8 evaluations are stored") as refused:
         await evaluations.create(body)
     assert refused.value.status == 409
@@ -384,7 +385,7 @@ async def test_rows_that_take_too_long_fail_the_evaluation(
     monkeypatch.setattr("apps.evaluations.evaluation_run._MAX_READ_S", -1.0)
     record = await finish(evaluations, layout, created)
     assert (record.status, record.error and record.error.code) == ("failed", "rows_too_slow")
-    monkeypatch.setattr(evaluation_queue, "_MAX_CHECK_S", -1.0)
+    monkeypatch.setattr(evaluation_creation, "_MAX_CHECK_S", -1.0)
     with pytest.raises(ApiError, match="only 0 of at most 10 rows could be read"):
         await evaluations.create({"models": ["tiny"], "file": ten_rows, "max_rows": 10})
 

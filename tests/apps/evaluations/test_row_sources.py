@@ -170,7 +170,7 @@ def test_single_question_is_shown_without_its_role() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     assert describe_prompt(messages, [False, True]) == "Hi"
     calls = [{"type": "function", "function": {"name": "find", "arguments": "{}"}}]
-    chat = [
+    chat: list[dict[str, Any]] = [
         *messages[:1],
         {"role": "assistant", "content": None, "tool_calls": calls},
         {"role": "tool", "content": "12\ud800"},

@@ -30,7 +30,10 @@ OVERRIDES = {
     "application/x-tar": "application/octet-stream",
     "application/zip": "application/octet-stream",
 }
-REQUESTS = ("ChatCompletionRequest", "CompletionRequest", "FineTuneRequest", "Promotion")
+REQUESTS = (
+    *("ChatCompletionRequest", "CompletionRequest", "EvaluationRequest", "FineTuneRequest"),
+    "Promotion",
+)
 
 
 @pytest.fixture
