@@ -15,7 +15,7 @@ from apps.evaluations.evaluation_creation import EvaluationCreator
 from apps.evaluations.evaluation_objects import EvaluationObject, describe_evaluation
 from apps.evaluations.evaluation_record import EvaluationFailure, EvaluationRecord
 from apps.evaluations.evaluation_requests import parse_evaluation
-from apps.evaluations.evaluation_run import EvaluationRun
+from apps.evaluations.evaluation_run import EvaluationRun, write_to_end
 from apps.evaluations.evaluation_store import EvaluationStore
 from apps.evaluations.model_answers import AnswerSource, ModelFailedError, Patience
 from apps.evaluations.row_questions import RowsTooSlowError, describe_slow_rows
@@ -183,5 +183,5 @@ class EvaluationQueue:
 
     async def _end(self, record: EvaluationRecord, **changes: object) -> EvaluationRecord:
         ended = record.model_copy(update={"finished_at": int(time.time()), **changes})
-        await asyncio.shield(asyncio.to_thread(self._store.replace, ended))
+        await write_to_end(self._store.replace, ended)
         return ended

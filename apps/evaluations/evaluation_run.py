@@ -156,7 +156,7 @@ class EvaluationRun:
             expected=shown.expected[:MAX_TEXT_CHARACTERS],
             answers=tuple(answers),
         )
-        await _write_to_end(self._store.add_row, self._record.id, stored)
+        await write_to_end(self._store.add_row, self._record.id, stored)
         self._add(answers)
         if time.monotonic() - self._recorded_at > _RECORD_INTERVAL_S:
             await self._record_state()
@@ -170,10 +170,10 @@ class EvaluationRun:
         figures = {"models": tuple(models), "num_done": self._tallies[0].num_rows}
         self._record = self._record.model_copy(update={**figures, **changes})
         self._recorded_at = time.monotonic()
-        await _write_to_end(self._store.replace, self._record)
+        await write_to_end(self._store.replace, self._record)
 
 
-async def _write_to_end(write: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+async def write_to_end(write: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
     """Call a function that writes in a thread; a cancellation waits for its end.
 
     So no write of a cancelled evaluation follows those of its successor.

@@ -122,7 +122,7 @@ def test_new_ids_are_valid_differ_and_sort_by_time() -> None:
 def test_open_storage_creates_folders(tmp_path: Path) -> None:
     layout = open_storage(tmp_path / "deep" / "root")
     assert json.dumps(sorted(path.name for path in layout.root.iterdir())) == (
-        '["files", "models", "runs"]'
+        '["evaluations", "files", "models", "runs"]'
     )
 
 
