@@ -7,14 +7,13 @@ from typing import Self, TypeVar
 import httpx
 
 from apps.client.access import AccessClient, DescriptionClient
-from apps.client.aliases import AliasesClient
 from apps.client.cluster import ClusterClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ApiConnection, ClientTimeouts
-from apps.client.files import FilesClient
+from apps.client.evaluations import EvaluationsClient
+from apps.client.files import FilesClient, RowsClient
 from apps.client.job_outputs import JobOutputsClient
 from apps.client.jobs import JobsClient
-from apps.client.models import ModelsClient
-from apps.client.rows import RowsClient
+from apps.client.models import AliasesClient, ModelsClient
 from apps.client.text import TextClient
 
 Result = TypeVar("Result")
@@ -47,6 +46,7 @@ class ApiClient:
         self.models = ModelsClient(self._connection)
         self.aliases = AliasesClient(self._connection)
         self.cluster = ClusterClient(self._connection)
+        self.evaluations = EvaluationsClient(self._connection)
         self.text = TextClient(self._connection)
 
     async def __aenter__(self) -> Self:

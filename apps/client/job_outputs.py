@@ -9,12 +9,12 @@ from apps.client.connection import ApiConnection, ApiRequest, join_path
 from apps.client.errors import ConnectionLostError, UnexpectedResponseError
 from apps.client.jobs import JOBS_PATH
 from apps.client.resources import (
-    Evaluation,
     Event,
     Job,
     JobCheckpoint,
     LogEnd,
     Metrics,
+    StepEvaluation,
     read_resource,
     read_resources,
 )
@@ -70,11 +70,11 @@ class JobOutputsClient:
         path = join_path(JOBS_PATH, job_id, "metrics")
         return read_resources(Metrics, await self._connection.read_entries(path, query))
 
-    async def list_evaluations(self, job_id: str, limit: int) -> list[Evaluation]:
+    async def list_evaluations(self, job_id: str, limit: int) -> list[StepEvaluation]:
         """List the newest evaluations, newest first."""
         path = join_path(JOBS_PATH, job_id, "evaluations")
         query = {"limit": str(limit)}
-        return read_resources(Evaluation, await self._connection.read_entries(path, query))
+        return read_resources(StepEvaluation, await self._connection.read_entries(path, query))
 
     async def update_metrics(self, job_id: str, known: Sequence[Metrics]) -> list[Metrics]:
         """Return `known` with the metrics of new steps, without steps that a resume rolled back."""

@@ -1,4 +1,4 @@
-"""Requests for models."""
+"""Requests for models, and for the aliases that point to them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
@@ -7,10 +7,11 @@ from typing import Literal
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
 from apps.client.errors import RequestRefusedError
-from apps.client.model_resources import Model, ModelCard, ModelMerge
+from apps.client.model_resources import AliasEvent, Model, ModelAlias, ModelCard, ModelMerge
 from apps.client.resources import read_resource, read_resources
 
 MODELS_PATH = "/v1/models"
+ALIASES_PATH = "/v1/aliases"
 ArchiveFormat = Literal["tar", "zip"]
 _MERGE_INTERVAL_S = 1.0
 _FORGOTTEN = ModelMerge(id="", adapter="", status="succeeded")  # the model shows whether it was
@@ -97,3 +98,34 @@ class ModelsClient:
         request = ApiRequest("GET", path, query=query, key=key, kind="transfer")
         async with self._connection.stream(request) as response:
             yield response.aiter_bytes()
+
+
+class AliasesClient:
+    """Lists, moves and removes aliases."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def list_all(self) -> list[ModelAlias]:
+        """List all aliases by name."""
+        return read_resources(ModelAlias, await self._connection.read_entries(ALIASES_PATH))
+
+    async def list_events(self, alias: str) -> list[AliasEvent]:
+        """List what the generator did when an alias moved, oldest first."""
+        path = join_path(ALIASES_PATH, alias, "events")
+        return read_resources(AliasEvent, await self._connection.read_entries(path))
+
+    async def point(self, alias: str, model_id: str) -> ModelAlias:
+        """Point an alias to a model."""
+        request = ApiRequest("PUT", join_path(ALIASES_PATH, alias), json={"model": model_id})
+        return read_resource(ModelAlias, await self._connection.read_object(request))
+
+    async def roll_back(self, alias: str) -> ModelAlias:
+        """Point an alias to its previous model."""
+        request = ApiRequest("POST", join_path(ALIASES_PATH, alias, "rollback"))
+        return read_resource(ModelAlias, await self._connection.read_object(request))
+
+    async def remove(self, alias: str) -> Mapping[str, object]:
+        """Remove an alias, not the model; return the response."""
+        request = ApiRequest("DELETE", join_path(ALIASES_PATH, alias))
+        return await self._connection.read_object(request)

@@ -299,7 +299,7 @@ class ConfusionMatrix(Resource):
     counts: tuple[tuple[int, ...], ...]
 
 
-class Evaluation(Resource):
+class StepEvaluation(Resource):
     """The validation loss and the metrics after a step."""
 
     step: int

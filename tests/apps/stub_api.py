@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.client.client import ApiClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
 from tests.apps.stub_chat import HOSTILE, MAX_CHARACTERS, add_chat, refuse
+from tests.apps.stub_evaluations import StubEvaluations, add_evaluation_routes
 from tests.apps.stub_rows import StubRows, add_row_routes, find_known
 from tests.apps.stub_runs import STEPS as STEPS
 from tests.apps.stub_runs import StubRuns, add_run_routes
@@ -65,6 +66,7 @@ class StubApi:
         ]
         self.deleted_models: list[str] = []
         self.rows = StubRows()
+        self.evaluations_of_models = StubEvaluations()
         self.runs = StubRuns(HOSTILE)
         self.models: list[dict[str, Any]] = []  # in addition to the two that always exist
         self.busy_models: list[str] = []
@@ -120,6 +122,7 @@ def build_stub(stub: StubApi) -> FastAPI:
     add_run_routes(app, stub, refuse)
     _add_files(app, stub)
     add_row_routes(app, stub.rows, stub.files)
+    add_evaluation_routes(app, stub.evaluations_of_models, refuse)
     _add_jobs(app, stub)
     _add_merges(app, stub)
     add_chat(app, stub)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from apps.client.resources import ConfusionMatrix, Evaluation
+from apps.client.resources import ConfusionMatrix, StepEvaluation
 from apps.ui import markup
 
 MAX_LABELS_SHOWN = 20
@@ -21,7 +21,7 @@ NAMES = {
 }
 
 
-def render_evaluation(evaluations: Sequence[Evaluation]) -> str:
+def render_evaluation(evaluations: Sequence[StepEvaluation]) -> str:
     """Render the newest of evaluations; empty without any, or if only its loss was measured."""
     if not evaluations or not evaluations[0].metrics:
         return ""
@@ -40,7 +40,7 @@ def render_evaluation(evaluations: Sequence[Evaluation]) -> str:
     )
 
 
-def _render_matrix(matrix: ConfusionMatrix, evaluation: Evaluation) -> str:
+def _render_matrix(matrix: ConfusionMatrix, evaluation: StepEvaluation) -> str:
     if len(matrix.labels) > MAX_LABELS_SHOWN:
         return (
             f'<p class="ts-muted">The API has the confusion matrix of these '
@@ -59,7 +59,7 @@ def _render_matrix(matrix: ConfusionMatrix, evaluation: Evaluation) -> str:
     )
 
 
-def _render_line(place: int, label: str, counts: Sequence[int], evaluation: Evaluation) -> str:
+def _render_line(place: int, label: str, counts: Sequence[int], evaluation: StepEvaluation) -> str:
     """Render the rows of one class; a cell is as dark as its share of them."""
     total = max(1, sum(counts))
     cells = "".join(

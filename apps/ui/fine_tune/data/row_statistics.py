@@ -11,8 +11,8 @@ import gradio as gr
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
+from apps.client.files import FindingList
 from apps.client.row_resources import FileStatistics, RowFinding
-from apps.client.rows import FindingList
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.data.length_histogram import render_histogram

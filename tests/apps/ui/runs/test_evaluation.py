@@ -1,14 +1,14 @@
 """The metrics and the confusion matrix of an evaluation as HTML."""
 
-from apps.client.resources import ConfusionMatrix, Evaluation
+from apps.client.resources import ConfusionMatrix, StepEvaluation
 from apps.ui.runs.evaluation import render_evaluation
 
 MATRIX = ConfusionMatrix(labels=("no", "<yes>"), counts=((3, 1), (0, 2)))
 
 
-def make_evaluation(matrix: ConfusionMatrix | None = MATRIX) -> Evaluation:
+def make_evaluation(matrix: ConfusionMatrix | None = MATRIX) -> StepEvaluation:
     metrics = {"accuracy": 5 / 6, "f1/no": 6 / 7, "f1/<yes>": 0.8}
-    return Evaluation(step=1200, loss=0.25, metrics=metrics, confusion_matrix=matrix)
+    return StepEvaluation(step=1200, loss=0.25, metrics=metrics, confusion_matrix=matrix)
 
 
 def test_metrics_and_counts_are_shown() -> None:
@@ -28,7 +28,7 @@ def test_matrix_of_many_classes_is_left_to_the_api() -> None:
 
 
 def test_evaluation_of_language_model_is_not_shown() -> None:
-    assert render_evaluation([Evaluation(step=2, loss=1.0)]) == ""
+    assert render_evaluation([StepEvaluation(step=2, loss=1.0)]) == ""
     assert render_evaluation([]) == ""
 
 
