@@ -36,24 +36,24 @@ def mark_answer(expected: str, text: str) -> MarkedAnswer:
         return MarkedAnswer(escape(text), None)
     is_common = find_common([word[0].casefold() for word in found], wanted)
     parts, end = [], 0
-    for begin, last in _join_neighbours(text, found, is_common):
+    for begin, last in _join_neighbours(found, is_common):
         parts += [escape(text[end:begin]), f"<mark>{escape(text[begin:last])}</mark>"]
         end = last
     return MarkedAnswer("".join([*parts, escape(text[end:])]), len(wanted) - sum(is_common))
 
 
 def _join_neighbours(
-    text: str, words: Sequence[re.Match[str]], is_common: Sequence[bool]
+    words: Sequence[re.Match[str]], is_common: Sequence[bool]
 ) -> list[tuple[int, int]]:
-    """Return where marks begin and end: one for neighbours with only spaces between them."""
+    """Return where marks begin and end: one for all neighbours that are not common."""
     marks: list[tuple[int, int]] = []
+    was_common = True
     for word, is_same in zip(words, is_common, strict=True):
-        if is_same:
-            continue
-        if marks and not text[marks[-1][1] : word.start()].strip():
-            marks[-1] = (marks[-1][0], word.end())
-        else:
+        if not is_same and was_common:
             marks.append(word.span())
+        elif not is_same:
+            marks[-1] = (marks[-1][0], word.end())
+        was_common = is_same
     return marks
 
 
