@@ -21,6 +21,7 @@ class StubEvaluations:
     """Bodies of the requests for new ones."""
     asked: list[dict[str, str]] = field(default_factory=list)
     """Queries of the requests for rows."""
+    are_rows_refused: bool = False
     fault: tuple[int, str, str | None] | None = None
     """Status, message and field with which new ones are refused."""
 
@@ -134,6 +135,8 @@ def add_evaluation_routes(
     ) -> Any:
         query = dict(request.query_params)
         stub.asked.append(query)
+        if stub.are_rows_refused:
+            return refuse(403, "the role 'read' of this key does not allow 'files.read'")
         rows = stub.rows.get(evaluation_id, [])
         found = [row for row in rows if _is_kept(row, query.get("filter", "all"))]
         if query.get("format") == "csv":

@@ -1,22 +1,25 @@
 """One evaluation: progress, metrics of its models, and its rows page by page."""
 
 import asyncio
+from collections.abc import Collection
 from contextlib import suppress
 from html import escape
 from urllib.parse import quote, urlencode
 
 from apps.client.client import ApiClient
 from apps.client.errors import RequestRefusedError
-from apps.client.evaluation_resources import Evaluation
+from apps.client.evaluation_resources import Evaluation, EvaluationRows
 from apps.ui import markup
+from apps.ui.error_messages import describe_error
 from apps.ui.evaluate.evaluate_request import EvaluateRequest
 from apps.ui.evaluate.evaluated_rows import describe_no_rows, render_rows
 from apps.ui.evaluate.evaluation_list import measure_done, name_model
 from apps.ui.evaluate.metric_cards import render_cards
-from apps.ui.runs.run_markup import name_job
+from apps.ui.runs.run_markup import WRITE_JOBS, name_job
 from apps.ui.runs.tab_state import Content, TabState
 
 PAGE_SIZE = 10
+_FORBIDDEN = 403
 
 
 async def read_evaluation(
@@ -26,20 +29,19 @@ async def read_evaluation(
 
     `interval_s` are those while it is active, and otherwise. Raises `ApiClientError`.
     """
-    identifier = asked.evaluation
-    evaluation, page = await asyncio.gather(
-        client.evaluations.get(identifier),
-        client.evaluations.list_rows(identifier, PAGE_SIZE, asked.after or None, asked.filter),
+    evaluation, access, (page, refusal) = await asyncio.gather(
+        client.evaluations.get(asked.evaluation), client.access.get(), _read_rows(client, asked)
     )
-    empty = describe_no_rows(asked.filter, is_active=evaluation.is_active)
+    is_empty = not page.rows and not refusal
+    empty = describe_no_rows(asked.filter, is_active=evaluation.is_active) if is_empty else refusal
     parts = {
         "notice": "",
         "evaluation": render_head(evaluation),
         "evaluation-progress": render_progress(evaluation),
-        "evaluation-buttons": render_evaluation_buttons(evaluation),
+        "evaluation-buttons": render_evaluation_buttons(evaluation, access.permissions),
         "evaluation-cards": render_cards(evaluation.models),
-        "rows-empty": "" if page.rows else f'<p class="ts-empty">{empty}</p>',
-        "rows-download": _render_download(asked) if evaluation.num_done else "",
+        "rows-empty": f'<p class="ts-empty">{escape(empty)}</p>' if empty else "",
+        "rows-download": _render_download(asked) if evaluation.num_done and not refusal else "",
         **await asyncio.to_thread(render_rows, page.rows),  # long answers take a while
     }
     if not state.has_part("evaluation-source"):  # it never changes
@@ -53,6 +55,18 @@ async def read_evaluation(
             "has_more": page.has_more,
         },
     )
+
+
+async def _read_rows(client: ApiClient, asked: EvaluateRequest) -> tuple[EvaluationRows, str]:
+    """Return a page of rows, or none and why: a key may see metrics but not rows."""
+    list_rows = client.evaluations.list_rows
+    try:
+        after = asked.after or None
+        return await list_rows(asked.evaluation, PAGE_SIZE, after, asked.filter), ""
+    except RequestRefusedError as exc:
+        if exc.status != _FORBIDDEN:
+            raise
+        return EvaluationRows([], False), describe_error(exc)
 
 
 def name_evaluation(evaluation: Evaluation) -> str:
@@ -99,8 +113,10 @@ def _render_duration(evaluation: Evaluation) -> str:
     return markup.format_duration(evaluation.finished_at - evaluation.created_at)
 
 
-def render_evaluation_buttons(evaluation: Evaluation) -> str:
-    """Render the buttons that change an evaluation, and the link to repeat it."""
+def render_evaluation_buttons(evaluation: Evaluation, permissions: Collection[str]) -> str:
+    """Render the buttons that change an evaluation, and the link to repeat it, if the key may."""
+    if WRITE_JOBS not in permissions:
+        return ""
     if evaluation.is_active:
         return _render_button("cancel", "Cancel", "Cancelling…")
     link = f"./evaluate?{describe_again(evaluation)}"

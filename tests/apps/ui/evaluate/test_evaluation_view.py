@@ -19,6 +19,8 @@ from tests.apps.stub_api import StubApi, ask
 from tests.apps.stub_evaluations import StubEvaluations, add_sample_evaluations
 from tests.apps.ui.hostile import HOSTILE, assert_escaped
 
+MAY_CHANGE = ("jobs.read", "jobs.write")
+
 
 def make_evaluation(status: str = "succeeded", **changes: Any) -> Evaluation:
     return read_resource(Evaluation, StubEvaluations().add("eval-1", status, **changes))
@@ -76,12 +78,21 @@ def test_progress_is_a_bar_once_rows_are_counted() -> None:
 
 
 def test_buttons_suit_the_status() -> None:
-    active = render_evaluation_buttons(make_evaluation("running"))
+    active = render_evaluation_buttons(make_evaluation("running"), MAY_CHANGE)
     assert 'data-action="cancel"' in active
     assert "delete" not in active
-    ended = render_evaluation_buttons(make_evaluation())
+    ended = render_evaluation_buttons(make_evaluation(), MAY_CHANGE)
     assert 'data-action="delete"' in ended
     assert "cancel" not in ended
+    assert render_evaluation_buttons(make_evaluation(), ("jobs.read",)) == ""
+
+
+def test_metrics_are_shown_to_a_key_that_may_not_read_rows(samples: StubApi) -> None:
+    samples.evaluations_of_models.are_rows_refused = True
+    content = read(samples)
+    assert "76.0%" in content.parts["evaluation-cards"]
+    assert "does not allow &#x27;files.read&#x27;" in content.parts["rows-empty"]
+    assert content.parts["rows-download"] == ""
 
 
 def test_evaluation_is_repeated_with_the_same_fields() -> None:
@@ -98,4 +109,4 @@ def test_failure_is_shown_and_escaped() -> None:
     html = render_head(evaluation)
     assert 'role="alert"' in html
     assert_escaped(html)
-    assert_escaped(render_evaluation_buttons(make_evaluation(file=HOSTILE)))
+    assert_escaped(render_evaluation_buttons(make_evaluation(file=HOSTILE), MAY_CHANGE))
