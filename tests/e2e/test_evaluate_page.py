@@ -127,13 +127,13 @@ def test_evaluation_is_opened_read_and_repeated(
     rows = page.locator(".ts-eval-row h4")
     expect(rows).to_have_count(10)
     page.click("#next-rows")
-    expect(rows.first).to_have_text("Row 11")
+    expect(rows.first).to_have_text("Row 11 · question")
     expect(page.locator("#rows-title")).to_be_focused()
     page.click("#previous-rows")
-    expect(rows.first).to_have_text("Row 1")
+    expect(rows.first).to_have_text("Row 1 · question")
     expect(page.locator("#previous-rows")).to_be_hidden()
     page.select_option("#row-filter", "different")
-    expect(rows.first).to_have_text("Row 13")
+    expect(rows.first).to_have_text("Row 13 · question")
     marks = page.locator(".ts-eval-row >> nth=0 >> mark")
     assert marks.all_inner_texts() == ["shop", "ten", "except in winter"]
     with page.expect_download() as download:
@@ -141,13 +141,13 @@ def test_evaluation_is_opened_read_and_repeated(
     assert download.value.suggested_filename == "eval-1-different.csv"
     assert len(download.value.path().read_text().splitlines()) == 1 + 13
     page.reload()
-    expect(rows.first).to_have_text("Row 13")
+    expect(rows.first).to_have_text("Row 13 · question")
 
     page.click("#evaluate-again")
     expect(page.locator("#field-second_model")).to_have_value("base")
     expect(page.locator("#field-rows")).to_have_value("file:file-handbook")
     page.go_back()
-    expect(rows.first).to_have_text("Row 13")
+    expect(rows.first).to_have_text("Row 13 · question")
 
 
 def test_address_fills_the_form_and_open_page_is_cheap(
@@ -169,7 +169,7 @@ def test_address_fills_the_form_and_open_page_is_cheap(
     page.locator("tr[data-evaluation=eval-2] a").click()
     expect(page.locator("#evaluation-status")).to_have_text("Running")
     requests: list[Request] = []
-    page.on("requestfinished", requests.append)
+    page.on("requestfinished", lambda request: requests.append(request))
     for number in range(NUM_MEASURED):
         evaluations.evaluations["eval-2"]["num_done"] = 13 + number
         share = f"{(13 + number) / 45:.4f}"

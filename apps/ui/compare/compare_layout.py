@@ -97,10 +97,7 @@ def render_evaluation_link(names: Sequence[str]) -> str:
     subject = "this model" if len(names) == 1 else "these models"
     if len(names) > 2:
         subject = "the first two models"
-    return (
-        f'<p class="ts-muted"><a href="./evaluate?models={query}">Evaluate {subject} on rows</a>: '
-        "metrics of their answers to all questions of a file.</p>"
-    )
+    return f'<a href="./evaluate?models={query}">Evaluate {subject} on all questions of a file</a>'
 
 
 def render_head(name: str, model: Model | None) -> str:

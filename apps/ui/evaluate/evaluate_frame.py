@@ -6,16 +6,8 @@ It never changes, so what a visitor chooses and enters in it stays.
 from apps.ui.evaluate.metric_cards import METRICS
 from apps.ui.evaluate.start_form import DEFAULT_ROWS, DEFAULT_TOKENS, MAX_ROWS, MAX_TOKENS
 
-_HEAD = "".join(
-    f'<th scope="col"{kind}>{name}</th>'
-    for name, kind in (
-        ("Models", ""),
-        ("State", ""),
-        ("Rows", ""),
-        *((metric.label, ' class="ts-number"') for metric in METRICS),
-        ("Created", ""),
-    )
-)
+_COLUMNS = ("Models", "State", "Rows", *(metric.label for metric in METRICS), "Created")
+_HEAD = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
 
 
 def _render_menu(name: str, label: str, none: str = "") -> str:
@@ -30,7 +22,7 @@ def _render_menu(name: str, label: str, none: str = "") -> str:
 
 def _render_number(name: str, label: str, value: int, note: str) -> str:
     return (
-        f'<div class="ts-field ts-narrow"><label for="field-{name}">{label}</label>'
+        f'<div class="ts-field"><label for="field-{name}">{label}</label>'
         f'<input id="field-{name}" data-field="{name}" inputmode="numeric" maxlength="8" '
         f'value="{value}" autocomplete="off" aria-describedby="note-{name} problem-{name}">'
         f'<p class="ts-note" id="note-{name}">{note}</p>'
@@ -49,16 +41,16 @@ _FORM = f"""
   <h2 id="evaluate-title">New evaluation</h2>
   <p class="ts-muted">Models answer the questions of rows, and each answer is compared with the
     expected one.</p>
-  <div class="ts-fields">
+  <div class="ts-eval-fields">
     {_render_menu("models", "Model")}
     {_render_menu("second_model", "Compared with", "No other model")}
     {_render_menu("rows", "Rows")}
     {_ROWS}
     {_TOKENS}
-  </div>
-  <div class="ts-actions">
-    <button type="submit" id="start-evaluation" class="ts-action ts-primary" data-action="start"
-      data-busy="Starting…">Start</button>
+    <div class="ts-actions">
+      <button type="submit" id="start-evaluation" class="ts-action ts-primary" data-action="start"
+        data-busy="Starting…">Start</button>
+    </div>
   </div>
   <p class="ts-problem" id="problem-start" role="alert"></p>
 </form>"""

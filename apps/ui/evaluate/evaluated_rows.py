@@ -33,16 +33,11 @@ def render_evaluated_row(row: EvaluationRow) -> str:
     """Render one row."""
     answers = "".join(_render_answer(answer, row.expected) for answer in row.answers)
     return (
-        f'<li class="ts-eval-row" id="{escape(row.id)}"><h4>Row {row.number:,}</h4>'
-        f"{_render_text('Question', escape(_cut(row.prompt)), 'ts-eval-question')}"
-        f'<div class="ts-eval-answers">'
-        f"{_render_text('Expected', escape(_cut(row.expected)), 'ts-eval-expected')}{answers}"
-        "</div></li>"
+        f'<li class="ts-eval-row"><h4>Row {row.number:,} · question</h4>'
+        f'{_render_box(escape(_cut(row.prompt)))}<div class="ts-eval-answers">'
+        f'<div><p class="ts-eval-label">Expected</p>{_render_box(escape(_cut(row.expected)))}</div>'
+        f"{answers}</div></li>"
     )
-
-
-def _render_text(label: str, content: str, kind: str) -> str:
-    return f'<div class="{kind}"><p class="ts-eval-label">{label}</p>{_render_box(content)}</div>'
 
 
 def _render_box(content: str) -> str:

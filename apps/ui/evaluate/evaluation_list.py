@@ -68,7 +68,7 @@ def render_evaluation_line(evaluation: Evaluation, names: Mapping[str, str]) -> 
     identity = escape(evaluation.id)
     models = evaluation.models
     metrics = "".join(
-        f'<td data-label="{metric.label}" class="ts-number">'
+        f'<td data-label="{metric.label}">'
         f"{_render_lines([format_metric(model, metric) for model in models])}</td>"
         for metric in METRICS
     )

@@ -23,7 +23,7 @@ def read_row(row: dict[str, Any], **changes: Any) -> EvaluationRow:
 def test_row_shows_verdicts_and_differing_words() -> None:
     row = make_row(3, "When?", "at nine", tuned="at nine", base="at ten, or at nine")
     html = render_evaluated_row(read_row(row, finish_reason="length"))
-    assert "<h4>Row 3</h4>" in html
+    assert "<h4>Row 3 · question</h4>" in html
     assert "✓ exact" in html
     assert "≈ contains it" in html
     assert html.count("<mark>") == 1

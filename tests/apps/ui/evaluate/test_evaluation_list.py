@@ -22,8 +22,8 @@ def read(api: StubApi, **asked: Any) -> Content:
     return ask(api, lambda client: read_evaluation_list(client, request, TabState(), (3.0, 10.0)))
 
 
-def render(**changes: Any) -> str:
-    evaluation = StubEvaluations().add("eval-1", "running", **changes)
+def render(status: str = "running", **changes: Any) -> str:
+    evaluation = StubEvaluations().add("eval-1", status, **changes)
     return render_evaluation_line(
         read_resource(Evaluation, evaluation), {"file-handbook": "handbook.jsonl"}
     )
