@@ -162,8 +162,18 @@ def _make_page(found: list[dict[str, Any]], limit: int, after: str) -> dict[str,
 
 def add_sample_evaluations(stub: StubEvaluations) -> None:
     """Add a finished, a running and a failed evaluation: the finished one is `eval-1`."""
-    tuned = {"exact_match": 0.76, "contains": 0.84, "rouge_l": 0.912, "perplexity": 1.63}
-    base = {"exact_match": 0.02, "contains": 0.06, "rouge_l": 0.173, "perplexity": 41.8}
+    tuned: dict[str, Any] = {
+        "exact_match": 0.76,
+        "contains": 0.84,
+        "rouge_l": 0.912,
+        "perplexity": 1.63,
+    }
+    base: dict[str, Any] = {
+        "exact_match": 0.02,
+        "contains": 0.06,
+        "rouge_l": 0.173,
+        "perplexity": 41.8,
+    }
     models = [
         make_evaluated_model("base-tuned", "latest", num_rows=45, **tuned),
         make_evaluated_model("base", num_rows=45, num_failed=1, **base),

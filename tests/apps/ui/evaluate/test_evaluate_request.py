@@ -16,7 +16,8 @@ def test_request_is_read_and_long_texts_are_cut() -> None:
 
 
 def test_invalid_request_shows_the_list() -> None:
-    for data in (None, [], {"view": "files"}, {"filter": "some"}, {"num_listed": 10**9}):
+    invalid: list[object] = [None, [], {"view": "files"}, {"filter": "x"}, {"num_listed": 10**9}]
+    for data in invalid:
         assert read_evaluate_request(data) == EvaluateRequest()
 
 

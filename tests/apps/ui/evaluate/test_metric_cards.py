@@ -1,6 +1,7 @@
 """Metrics of models as HTML, with the better values marked."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.apps.ui.hostile import HOSTILE, assert_escaped
 EXACT, CONTAINS, ROUGE_L, PERPLEXITY = METRICS
 
 
-def make_model(name: str = "base", **metrics: float | int | str) -> EvaluatedModel:
+def make_model(name: str = "base", **metrics: Any) -> EvaluatedModel:
     return EvaluatedModel.model_validate({"model": name, "num_rows": 12, **metrics})
 
 
@@ -31,7 +32,7 @@ def test_metrics_are_formatted() -> None:
     ],
 )
 def test_better_share_is_the_larger(
-    first: dict[str, float], second: dict[str, float], better: int | None
+    first: dict[str, Any], second: dict[str, Any], better: int | None
 ) -> None:
     assert find_better([make_model(**first), make_model(**second)], EXACT) == better
 
