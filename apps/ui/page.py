@@ -19,6 +19,8 @@ from apps.ui.classify import build_classify_page
 from apps.ui.cluster.cluster_page import build_cluster_page
 from apps.ui.compare.compare_page import build_compare_page
 from apps.ui.error_messages import describe_error
+from apps.ui.evaluate.evaluate_page import build_evaluate_page
+from apps.ui.evaluate.evaluation_download import add_row_download
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.frame.api_reference import render_reference
 from apps.ui.frame.assets import ASSETS, list_page_styles, send_asset
@@ -58,6 +60,7 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
         "runs": build_runs_page,
         "chat": build_chat_page,
         "compare": build_compare_page,
+        "evaluate": build_evaluate_page,
         "classify": partial(build_classify_page, uploads=uploads),
         "models": build_models_page,
         "cluster": build_cluster_page,
@@ -154,6 +157,7 @@ def _add_routes(app: FastAPI, client: ApiClient) -> None:
         return send_asset(name, v)
 
     add_download(app, client)
+    add_row_download(app, client)
 
     @app.get("/favicon.ico")
     async def send_icon() -> Response:

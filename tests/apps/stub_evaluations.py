@@ -21,6 +21,7 @@ class StubEvaluations:
     """Bodies of the requests for new ones."""
     asked: list[dict[str, str]] = field(default_factory=list)
     """Queries of the requests for rows."""
+    are_rows_refused: bool = False
     fault: tuple[int, str, str | None] | None = None
     """Status, message and field with which new ones are refused."""
 
@@ -134,6 +135,8 @@ def add_evaluation_routes(
     ) -> Any:
         query = dict(request.query_params)
         stub.asked.append(query)
+        if stub.are_rows_refused:
+            return refuse(403, "the role 'read' of this key does not allow 'files.read'")
         rows = stub.rows.get(evaluation_id, [])
         found = [row for row in rows if _is_kept(row, query.get("filter", "all"))]
         if query.get("format") == "csv":
@@ -155,3 +158,47 @@ def _make_page(found: list[dict[str, Any]], limit: int, after: str) -> dict[str,
     begin = ids.index(after) + 1 if after in ids else 0
     page = found[begin : begin + limit]
     return {"object": "list", "data": page, "has_more": len(found) > begin + limit}
+
+
+def add_sample_evaluations(stub: StubEvaluations) -> None:
+    """Add a finished, a running and a failed evaluation: the finished one is `eval-1`."""
+    tuned: dict[str, Any] = {
+        "exact_match": 0.76,
+        "contains": 0.84,
+        "rouge_l": 0.912,
+        "perplexity": 1.63,
+    }
+    base: dict[str, Any] = {
+        "exact_match": 0.02,
+        "contains": 0.06,
+        "rouge_l": 0.173,
+        "perplexity": 41.8,
+    }
+    models = [
+        make_evaluated_model("base-tuned", "latest", num_rows=45, **tuned),
+        make_evaluated_model("base", num_rows=45, num_failed=1, **base),
+    ]
+    ended = {"num_rows": 45, "num_done": 45, "finished_at": int(time.time()) + 70}
+    error = {"code": "model_not_loaded", "message": "the model 'base' does not fit into memory"}
+    alone = [make_evaluated_model("base")]
+    stub.add("eval-0", "failed", models=alone, error=error, finished_at=int(time.time()) + 2)
+    stub.add("eval-1", "succeeded", models=models, **ended)
+    partly = [make_evaluated_model("base-tuned", num_rows=12, **tuned)]
+    stub.add("eval-2", "running", models=partly, num_rows=45, num_done=12)
+    stub.rows["eval-1"] = [
+        make_row(
+            number,
+            "When does the workshop open on Saturdays?",
+            "The workshop opens at nine o'clock.",
+            base_tuned="The workshop opens at nine o'clock.",
+            base="The shop opens at ten o'clock, except in winter.",
+        )
+        for number in range(1, 26)
+    ]
+    stub.rows["eval-2"] = [
+        make_row(number, "Who has the key?", "Ask Ines.", base_tuned="Ask Ines or Tom.")
+        for number in range(1, 13)
+    ]
+    failed = stub.rows["eval-1"][1]["answers"][1]
+    failed |= {"text": "", "perplexity": None, "rouge_l": 0.0}
+    failed["error"] = "the prompt has 5,120 tokens, and the model takes 4,096"

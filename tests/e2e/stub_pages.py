@@ -8,6 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import STEPS, LocalServer, StubApi, build_stub
+from tests.apps.stub_evaluations import add_sample_evaluations
 from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import PATIENCE_MS
 
@@ -15,6 +16,8 @@ READY = {
     "/": "#preview mark.ts-learned >> nth=0",
     "/runs": "#run-list tbody tr >> nth=0",
     "/compare": "#compare-send",
+    "/evaluate": ".ts-eval-table tbody tr >> nth=0",
+    "/evaluate?evaluation=eval-1": ".ts-eval-row >> nth=0",
     "/models": "#models-view h2",
     "/cluster": "#cluster-view h2",
     "/chat": "#chat-model input",
@@ -37,6 +40,7 @@ def serve_stub_pages() -> Iterator[str]:
     stub.add_job("ftjob-5", "cancelled")
     stub.add_job("ftjob-6", "running", progress={**progress, "remaining_s": 3.0})
     stub.add_event("ftjob-6", "Workers started")
+    add_sample_evaluations(stub.evaluations_of_models)
     with LocalServer(build_stub(stub)) as stub.url, serve_page(UiSettings(api_url=stub.url)) as url:
         yield url
 
@@ -47,5 +51,6 @@ def open_page(browser: Browser, address: str, path: str, width: int = 1280, **op
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(f"{address}{path}")
-    expect(page.locator(READY[path.partition("?")[0]])).to_be_visible(timeout=PATIENCE_MS)
+    ready = READY.get(path) or READY[path.partition("?")[0]]
+    expect(page.locator(ready)).to_be_visible(timeout=PATIENCE_MS)
     return page

@@ -2,30 +2,21 @@
 "use strict";
 
 window.tuneserveRuns = (() => {
-  const FIRST_INTERVAL_S = 2;
   const TYPING_MS = 300;
-  const PATIENCE_MS = 15_000;
   const MAX_COMPARED = 6;
   const MAX_LOG_CHARACTERS = 400_000;
   const VIEWS = ["list", "run", "compare"];
 
-  class Page {
+  class Page extends TuneserveTab {
     constructor(element, ask, act) {
-      this.root = element.querySelector(".ts-runs-page");
-      Object.assign(this, { ask, act, applied: 0, interval: FIRST_INTERVAL_S, clock: 0, waitsUntil: 0, isDue: false, cursors: [], log: "" });
-      this.html = new Map(); // by the name of its place
-      this.order = new Map(); // the ids of each list
+      super(element.querySelector(".ts-runs-page"), ask);
+      Object.assign(this, { act, cursors: [], log: "" });
       this.selected = new Set();
       this.matches = null;
       this.curves = tuneserveCurves.followRun(this.find("[data-curves=run]"));
       this.compared = tuneserveCurves.compare(this.find("[data-curves=compare]"));
       this.listen();
       this.readAddress();
-      setInterval(() => this.showDurations(), 1000);
-    }
-
-    find(selector) {
-      return this.root.querySelector(selector);
     }
 
     // ---- what is shown, and the address of it
@@ -89,119 +80,26 @@ window.tuneserveRuns = (() => {
       };
     }
 
-    // One request at a time: the answer to each builds on the one before.
-    request() {
-      clearTimeout(this.timer);
-      this.timer = setTimeout(() => this.request(), this.interval * 1000);
-      this.isDue = document.hidden || Date.now() < this.waitsUntil;
-      if (this.isDue) return;
-      this.waitsUntil = Date.now() + PATIENCE_MS;
-      this.ask(this.describe());
+    endAction(end) {
+      if (end.action === "delete" && end.is_done && this.view === "run") this.go("list");
     }
 
-    receive(message) {
-      if (!message || typeof message !== "object") return;
-      const end = message.additions.end;
-      if (!end) this.waitsUntil = 0;
-      if (end?.action === "delete" && end.is_done && this.view === "run") this.go("list");
-      if (message.place !== this.place || (message.base && message.base !== this.applied)) {
-        this.applied = 0; // for another view, or one before it was lost: the next message is complete
-        this.request();
-        return;
-      }
-      this.applied = message.serial;
-      this.clock = message.now - Date.now() / 1000;
-      if (!message.base) this.clear(message);
-      this.showParts(message.parts);
-      this.showLists(message);
-      this.showValues(message.values);
-      this.showAdditions(message.additions);
-      if (end) this.renew("run-buttons", "run-result");
-      this.showDurations();
-      this.root.setAttribute("aria-busy", "false");
-      if (!end && this.isDue) this.request();
-    }
-
-    clear({ parts }) {
-      this.html.clear();
-      this.order.clear();
-      for (const place of this.root.querySelectorAll("[data-part]")) {
-        if (!(place.dataset.part in parts)) place.replaceChildren();
-      }
-      for (const list of this.root.querySelectorAll("[data-list]")) list.replaceChildren();
+    clearMore() {
       this.curves.clear();
       this.compared.clear();
       this.log = "";
       this.showLog();
     }
 
-    showParts(parts) {
-      for (const [name, html] of Object.entries(parts)) {
-        this.html.set(name, html);
-        const place = this.find(`[data-part="${name}"]`);
-        if (place) this.keepFocus(place, () => { place.innerHTML = html; });
-      }
+    showMoreParts(parts) {
       if ("run-settings" in parts) this.filterSettings();
-      for (const origin of this.root.querySelectorAll("[data-origin]")) origin.textContent = location.origin;
     }
 
-    // A button that waits for its change shows its own text again.
-    renew(...names) {
-      for (const name of names) this.showParts({ [name]: this.html.get(name) ?? "" });
-    }
-
-    keepFocus(place, change) {
-      const focused = place.contains(document.activeElement) ? document.activeElement : null;
-      const { id, dataset, tagName } = focused ?? {};
-      change();
-      if (!focused || place.contains(focused)) return;
-      const same = [...place.querySelectorAll("a, button, input, [tabindex]")].find((one) => (
-        id ? one.id === id : one.tagName === tagName && JSON.stringify(one.dataset) === JSON.stringify(dataset)
-      ));
-      same?.focus({ preventScroll: true });
-    }
-
-    showLists({ parts, lists }) {
-      for (const [name, ids] of Object.entries(lists)) this.order.set(name, ids);
-      for (const [name, ids] of this.order) {
-        const list = this.find(`[data-list="${name}"]`);
-        this.keepFocus(list, () => this.arrange(list, name, ids, parts));
-      }
+    showMoreLists() {
       this.showSelection();
     }
 
-    arrange(list, name, ids, parts) {
-      const nodes = new Map([...list.children].map((node) => [node.dataset.key, node]));
-      let next = list.firstElementChild;
-      for (const id of ids) {
-        let node = nodes.get(id);
-        const html = parts[`${name}/${id}`];
-        if (!node || html !== undefined) {
-          const template = document.createElement("template");
-          template.innerHTML = this.html.get(`${name}/${id}`) ?? "";
-          const made = template.content.firstElementChild;
-          if (!made) continue;
-          made.dataset.key = id;
-          if (node === next && node) next = made;
-          node?.replaceWith(made);
-          node = made;
-        }
-        if (node === next) next = next.nextElementSibling;
-        else list.insertBefore(node, next);
-      }
-      while (next) {
-        const rest = next.nextElementSibling;
-        next.remove();
-        next = rest;
-      }
-    }
-
     showValues(values) {
-      if ("interval_s" in values) {
-        this.interval = values.interval_s;
-        clearTimeout(this.timer);
-        this.timer = setTimeout(() => this.request(), this.interval * 1000);
-      }
       if ("title" in values) this.showTitle(values.title);
       if ("has_more" in values) this.find("#older-runs").hidden = !values.has_more;
       this.find("#newer-runs").hidden = !this.after;
@@ -222,16 +120,6 @@ window.tuneserveRuns = (() => {
       if (this.log.length > MAX_LOG_CHARACTERS) this.log = this.log.slice(-MAX_LOG_CHARACTERS / 2).replace(/^[^\n]*\n/, "");
       this.isCut = log.is_cut;
       this.showLog(isAdded ? log.text : null);
-    }
-
-    showDurations() {
-      const now = Date.now() / 1000 + this.clock;
-      for (const place of this.root.querySelectorAll("[data-since]")) {
-        const total = Math.max(0, Math.floor(now - Number(place.dataset.since)));
-        const [hours, minutes, seconds] = [Math.floor(total / 3600), Math.floor((total % 3600) / 60), total % 60];
-        const text = hours ? `${hours} h ${minutes} min` : minutes ? `${minutes} min ${seconds} s` : `${seconds} s`;
-        if (place.textContent !== text) place.textContent = text;
-      }
     }
 
     // ---- the list
@@ -329,7 +217,6 @@ window.tuneserveRuns = (() => {
       this.find("#publish-dialog form").addEventListener("submit", () => this.publish());
       this.find("#delete-dialog form").addEventListener("submit", () => this.change({ action: "delete" }));
       addEventListener("popstate", () => this.readAddress());
-      document.addEventListener("visibilitychange", () => { if (!document.hidden) this.request(); });
     }
 
     click(event) {
@@ -371,10 +258,7 @@ window.tuneserveRuns = (() => {
     }
 
     change(asked) {
-      for (const button of this.root.querySelectorAll(`[data-action=${asked.action}]`)) {
-        button.disabled = true;
-        button.textContent = button.dataset.busy;
-      }
+      this.waitFor(asked.action);
       this.act({ ...this.describe(), ...asked });
     }
   }

@@ -1,5 +1,6 @@
 """The components of the page "Compare", and what they show."""
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -65,18 +66,20 @@ class CompareLayout:
         self.note = gr.HTML(elem_id="compare-note", visible=False)
         with gr.Row(elem_id="compare-columns", equal_height=True):
             self.columns = [_Column(number + 1) for number in range(MAX_COLUMNS)]
+        self.evaluation = gr.HTML(elem_id="compare-evaluation")
         self.bar = QuestionBar("compare", "Ask all models…")
         self.settings = SettingsPanel(is_open=False)
 
     @property
     def column_outputs(self) -> list[Any]:
-        """The components of all columns."""
-        return [component for column in self.columns for component in column.outputs]
+        """The components of all columns, and the link below them."""
+        columns = [component for column in self.columns for component in column.outputs]
+        return [*columns, self.evaluation]
 
     def show_columns(self, comparison: Comparison, menu: ModelMenu) -> Updates:
         """Show one column for each chosen name, with its conversation."""
-        updates: Updates = {}
         names = comparison.names
+        updates: Updates = {self.evaluation: render_evaluation_link(names)}
         for column, name in zip(self.columns, [*names, *[""] * MAX_COLUMNS], strict=False):
             updates[column.box] = gr.Column(visible=bool(name))
             if name:
@@ -84,6 +87,17 @@ class CompareLayout:
                 updates[column.history] = comparison.chats[name].conversation.to_chatbot()
                 updates[column.status] = comparison.statuses.get(name, "")
         return updates
+
+
+def render_evaluation_link(names: Sequence[str]) -> str:
+    """Render the link that evaluates the first two models; empty without any."""
+    if not names:
+        return ""
+    query = ",".join(quote(name, safe="") for name in names[:2])
+    subject = "this model" if len(names) == 1 else "these models"
+    if len(names) > 2:
+        subject = "the first two models"
+    return f'<a href="./evaluate?models={query}">Evaluate {subject} on all questions of a file</a>'
 
 
 def render_head(name: str, model: Model | None) -> str:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from html import escape
 from urllib.parse import quote
 
+from apps.client.evaluation_resources import Evaluation
 from apps.client.model_resources import Model, ModelAlias, ModelCard
 from apps.client.resources import Access
 from apps.ui import markup
 from apps.ui.figures import format_bytes, format_count
 from apps.ui.models.lineage_picture import render_lineage
+from apps.ui.models.model_evaluations import render_evaluations
 from apps.ui.models.model_list import (
     NOT_ALLOWED,
     TASKS,
@@ -50,6 +52,8 @@ class ModelView:
     aliases: Sequence[ModelAlias]
     access: Access
     history: HandoverHistory | None = None
+    evaluations: Sequence[Evaluation] | None = None
+    """The newest ones; None if the model cannot be evaluated."""
 
 
 def render_model(view: ModelView) -> str:
@@ -66,9 +70,16 @@ def render_model(view: ModelView) -> str:
         f"{_render_figures(view)}{_render_buttons(view)}"
         f"<section><h3>Lineage</h3>{render_lineage(model, view.content.lineage, view.models)}"
         f"</section><section><h3>Aliases</h3>{_render_promotion(view)}"
-        f"{render_aliases(own, view.access, view.history)}</section>"
+        f"{render_aliases(own, view.access, view.history)}</section>{_render_evaluations(view)}"
         f"<section><h3>Details</h3>{_render_facts(view)}</section>"
     )
+
+
+def _render_evaluations(view: ModelView) -> str:
+    if view.evaluations is None:
+        return ""
+    content = render_evaluations(view.model.id, view.evaluations)
+    return f"<section><h3>Evaluations</h3>{content}</section>"
 
 
 def _render_figures(view: ModelView) -> str:
@@ -95,6 +106,9 @@ def _render_buttons(view: ModelView) -> str:
         page, label = TRIAL_PAGES[model.task]
         href = f"./{page}?model={quote(model.id)}"
         parts.append(f'<a class="ts-button" href="{href}">{label}</a>')
+    if view.evaluations is not None:
+        href = f"./evaluate?model={quote(model.id, safe='')}"
+        parts.append(f'<a class="ts-small" href="{href}">Evaluate</a>')
     if WEIGHTS in permissions:
         archive = f"./models/{quote(model.id)}/archive?format="
         parts.append(f'<a class="ts-small" href="{archive}zip" download>Download .zip</a>')

@@ -15,8 +15,10 @@ from typing import Any
 import gradio as gr
 
 from apps.client.client import ApiClient
-from apps.client.errors import ApiClientError
+from apps.client.errors import ApiClientError, RequestRefusedError
+from apps.client.evaluation_resources import Evaluation
 from apps.client.model_resources import Model, ModelAlias
+from apps.ui.chat.model_menu import TASK
 from apps.ui.error_messages import describe_error
 from apps.ui.models.model_actions import ModelAction, perform, read_action
 from apps.ui.models.model_detail import (
@@ -25,6 +27,7 @@ from apps.ui.models.model_detail import (
     render_import_commands,
     render_model,
 )
+from apps.ui.models.model_evaluations import MAX_SHOWN
 from apps.ui.models.model_list import HandoverHistory, render_aliases, render_models
 from apps.ui.notices import show_notice
 
@@ -83,9 +86,20 @@ async def read_view(client: ApiClient, shown: ShownModel) -> ModelsView:
             client.models.get_card(model.id), client.models.get_lineage(model.id)
         )
         content = ModelContent(card, lineage)
-    view = ModelView(model, content, models, aliases, access, history)
+    evaluations = await _list_evaluations(client, model)
+    view = ModelView(model, content, models, aliases, access, history, evaluations)
     shown = ShownModel(model.id, shown.alias, content)
     return _digest(shown, render_model(view), prepare_card(content.card.text))
+
+
+async def _list_evaluations(client: ApiClient, model: Model) -> list[Evaluation] | None:
+    """Return the newest evaluations of a model; None if it, or this deployment, has none ever."""
+    if model.task != TASK:
+        return None
+    try:
+        return await client.evaluations.list_all(model.id, limit=MAX_SHOWN + 1)
+    except RequestRefusedError:  # as by a deployment with upstreams, or for a key without access
+        return None
 
 
 async def _read_history(

@@ -34,9 +34,10 @@ _SESSION_RULE = "1 to 100 letters, digits or underscores"
 # Allowed paths by method, relative to the page's prefix.
 OPEN_ROUTES = {
     "GET": re.compile(
-        r"/|/(runs|chat|compare|classify|models|cluster|api)/?|/theme\.css|/favicon\.ico"
+        r"/|/(runs|chat|compare|evaluate|classify|models|cluster|api)/?|/theme\.css|/favicon\.ico"
         r"|/(assets|static)/[\w./@%~+-]{1,200}"
         r"|/page-assets/[\w.-]{1,100}|/models/[\w.-]{1,128}/archive"
+        r"|/evaluate/[\w-]{1,128}/rows"
         r"|/gradio_api/(queue/data|heartbeat/\w+)"
     ),
     "POST": re.compile(rf"{JOIN_ROUTE}|{UPLOAD_ROUTE}|/gradio_api/cancel"),

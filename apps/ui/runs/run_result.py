@@ -14,6 +14,8 @@ ADMINISTER, READ_WEIGHTS, READ_FILES = "models.write", "models.weights", "files.
 LATEST = "latest"
 TEXT_TASKS = frozenset({"causal_lm", "preference"})
 """Tasks whose models generate text; only these can be `latest`."""
+VALIDATION_SETTINGS = ("validation_file", "validation_fraction")
+"""Settings of a job that hold rows out, or name them."""
 _TRIALS = {
     "sequence_classification": ("classify", "classify-with-it", "Classify with it"),
     "image_classification": ("classify", "classify-with-it", "Classify with it"),
@@ -53,8 +55,27 @@ def render_result(job: Job, model: Model | None, access: Access, merge: Merge | 
         f'<p class="ts-result"><a id="{elem_id}" class="ts-button" '
         f'href="./{page}?model={quote(name)}">{label}</a>'
         f"{_render_comparison(job, name) if page == 'chat' else ''}"
+        f"{_render_evaluation_link(job, name) if page == 'chat' else ''}"
         f"{_render_promotion(job, model, access.permissions)}</p>"
         f"{_render_merged_link(merge)}{_render_downloads(job, access)}"
+    )
+
+
+def has_validation_rows(job: Job) -> bool:
+    """Return whether a run has ended with rows for a language model that it did not learn."""
+    settings = job.training
+    sources = (job.validation_file, *map(settings.get, VALIDATION_SETTINGS))
+    is_text = settings.get("task", "causal_lm") == "causal_lm"
+    return job.status == "succeeded" and is_text and any(sources)
+
+
+def _render_evaluation_link(job: Job, tuned: str) -> str:
+    """Render the link that evaluates the model of a run against the one that it was tuned from."""
+    models = f"{quote(tuned, safe='')},{quote(job.model, safe='')}"
+    rows = f"&amp;rows=job:{quote(job.id, safe='')}" if has_validation_rows(job) else ""
+    return (
+        f'<a id="evaluate-it" class="ts-action" href="./evaluate?models={models}{rows}">'
+        "Evaluate</a>"
     )
 
 

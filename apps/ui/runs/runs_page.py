@@ -35,7 +35,8 @@ LIST_INTERVALS_S = (3.0, 10.0)
 RUN_INTERVALS_S = (2.0, 10.0)
 """Seconds between refreshes while a shown run is active, and otherwise."""
 SCRIPTS = "".join(
-    f'<script src="page-assets/{name}.js"></script>' for name in ("uplot", "run_curves", "runs")
+    f'<script src="page-assets/{name}.js"></script>'
+    for name in ("uplot", "run_curves", "tab", "runs")
 )
 START_JS = """window.tuneserveRuns.start(element, props, watch, (asked) => trigger("ask", asked),
   (change) => trigger("act", change));"""

@@ -9,10 +9,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from apps.client.resources import Event
-from apps.ui.runs.view_request import ViewRequest
+
+
+class PlaceRequest(Protocol):
+    """What a tab asks for: the place that it shows, and the last message that it has applied."""
+
+    @property
+    def place(self) -> str:
+        """What is shown: another place starts with an empty view."""
+
+    @property
+    def applied(self) -> int:
+        """The number of the last message."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,11 @@ class TabState:
         """Return whether the tab has a part."""
         return f"parts {name}" in self.digests
 
-    def select_for(self, asked: ViewRequest) -> "TabState":
+    def has_value(self, name: str) -> bool:
+        """Return whether the tab has a JSON value."""
+        return f"values {name}" in self.digests
+
+    def select_for(self, asked: PlaceRequest) -> "TabState":
         """Return this state, or one of an empty tab if the tab has or shows something else."""
         if asked.applied == self.serial and asked.place == self.place:
             return self

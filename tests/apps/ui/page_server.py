@@ -75,6 +75,7 @@ class PageCaller:
             "/runs",
             "/chat",
             "/compare",
+            "/evaluate",
             "/classify",
             "/models",
             "/cluster",

@@ -1,5 +1,6 @@
 """The view of one model as HTML."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ def test_figures_and_trial_page_suit_the_model() -> None:
     html = render_model(build_view(task="embedding"))
     assert "./chat?" not in html
     assert "./classify?" not in html
+
+
+def test_evaluations_are_shown_where_there_can_be_some() -> None:
+    html = render_model(replace(build_view(), evaluations=[]))
+    assert '<a class="ts-small" href="./evaluate?model=tuned">Evaluate</a>' in html
+    assert "<h3>Evaluations</h3>" in html
+    assert "valuat" not in render_model(build_view())
 
 
 @pytest.mark.parametrize(

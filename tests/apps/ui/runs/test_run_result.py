@@ -32,6 +32,14 @@ def test_result_links_to_chat_and_downloads() -> None:
     assert "Bearer" not in html
 
 
+def test_result_is_evaluated_against_its_base_on_held_out_rows() -> None:
+    html = render(make_job(model="base", training={"validation_fraction": 0.1}))
+    query = "models=base%2Ftuned%201,base&amp;rows=job:ftjob-1"
+    assert f'href="./evaluate?{query}"' in html
+    assert "rows=job" not in render(make_job(model="base"))
+    assert "./evaluate" not in render(make_job(training={"task": "image_classification"}))
+
+
 def test_with_a_key_the_downloads_are_commands() -> None:
     html = render(make_job(), Access(key="ann", permissions=ALL))
     assert 'class="ts-link"' not in html

@@ -1,0 +1,149 @@
+"""The form that starts an evaluation: its menus, its checks, and refusals at its fields."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TypedDict, TypeVar
+
+from apps.client.client import ApiClient
+from apps.client.errors import ApiClientError, RequestRefusedError
+from apps.client.evaluations import EvaluationRequest
+from apps.client.resources import File, Job
+from apps.ui.chat.model_menu import ModelMenu, load_menu
+from apps.ui.error_messages import describe_error
+from apps.ui.evaluate.evaluate_request import EvaluateAction
+from apps.ui.fine_tune.data.file_menu import list_file_choices
+from apps.ui.runs.run_markup import name_data, name_job
+from apps.ui.runs.run_result import has_validation_rows
+
+MAX_ROWS, MAX_TOKENS = 2000, 4096
+DEFAULT_ROWS, DEFAULT_TOKENS = 100, 256
+MAX_RUNS = 50
+TASK = "causal_lm"
+_FIELDS = {
+    "models": "models",
+    "file": "rows",
+    "job": "rows",
+    "training": "rows",
+    "max_rows": "max_rows",
+    "max_tokens": "max_tokens",
+}
+"""Fields of the form by the parts of a request."""
+GENERAL = "start"
+"""The place of a problem that belongs to no field."""
+
+Found = TypeVar("Found")
+
+
+class MenuEntry(TypedDict):
+    """An entry of a menu, in a group of its entries."""
+
+    group: str
+    label: str
+    value: str
+
+
+async def read_menus(client: ApiClient) -> dict[str, list[MenuEntry]]:
+    """Return the entries of both menus: `models` and `rows`.
+
+    What the visitor's key may not list is left out. Raises `ApiClientError`.
+    """
+    menu, files, jobs = await asyncio.gather(
+        load_menu(client),
+        _list_permitted(client.files.list_all("fine-tune")),
+        _list_permitted(client.jobs.list_newest(MAX_RUNS)),
+    )
+    return {"models": list_models(menu), "rows": list_rows(files, jobs)}
+
+
+async def _list_permitted(request: Awaitable[list[Found]]) -> list[Found]:
+    try:
+        return await request
+    except RequestRefusedError:
+        return []
+
+
+def list_models(menu: ModelMenu) -> list[MenuEntry]:
+    """Return the entries of the menu of models: aliases, models, adapters."""
+    entries = []
+    for label, value in menu.list_choices():
+        model = menu.find(value)
+        is_adapter = model is not None and model.kind == "adapter"
+        is_alias = model is not None and model.id != value
+        group = "Aliases" if is_alias else "Adapters" if is_adapter else "Models"
+        entries.append(MenuEntry(group=group, label=label, value=value))
+    return entries
+
+
+def list_rows(files: Sequence[File], jobs: Sequence[Job]) -> list[MenuEntry]:
+    """Return the entries of the menu of rows: uploaded files, validation rows of runs."""
+    usable = [file for file in files if file.status != "error" and _has_answers(file)]
+    entries = [
+        MenuEntry(group="Files", label=label, value=f"file:{file_id}")
+        for label, file_id in list_file_choices(usable, time.time())
+    ]
+    return entries + [
+        MenuEntry(
+            group="Validation rows of runs",
+            label=f"{name_job(job)} · {name_data(job)}",
+            value=f"job:{job.id}",
+        )
+        for job in jobs
+        if has_validation_rows(job)
+    ]
+
+
+def _has_answers(file: File) -> bool:
+    """Return whether the rows of a file may have answers for a language model."""
+    return file.check is None or file.check.task in (None, TASK)
+
+
+def read_form(asked: EvaluateAction) -> tuple[EvaluationRequest | None, dict[str, str]]:
+    """Return the request for an evaluation, or None and the problems by their fields."""
+    problems: dict[str, str] = {}
+    models = [name for name in asked.models if name]
+    if not models:
+        problems["models"] = "Choose a model."
+    elif len(set(models)) < len(models):
+        problems["second_model"] = "Both models are the same: choose another one, or none."
+    source, _, identifier = asked.rows.partition(":")
+    if source not in ("file", "job") or not identifier:
+        problems["rows"] = "Choose rows: a file, or the validation rows of a run."
+    numbers: dict[str, int] = {}
+    for field, text, most in (
+        ("max_rows", asked.max_rows, MAX_ROWS),
+        ("max_tokens", asked.max_tokens, MAX_TOKENS),
+    ):
+        number = _read_number(text, most)
+        if number is None:
+            problems[field] = f"Expected a whole number from 1 to {most:,}, got {text!r}."
+        else:
+            numbers[field] = number
+    if problems:
+        return None, problems
+    request: EvaluationRequest = {
+        "models": models,
+        "max_rows": numbers["max_rows"],
+        "max_tokens": numbers["max_tokens"],
+    }
+    if source == "file":
+        request["file"] = identifier
+    else:
+        request["job"] = identifier
+    return request, {}
+
+
+def _read_number(text: str, most: int) -> int | None:
+    digits = text.strip()
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(most))
+    return int(digits) if is_number and 1 <= int(digits) <= most else None
+
+
+def explain_refusal(exc: ApiClientError) -> Mapping[str, str]:
+    """Return why the API did not start an evaluation, by the field of the form."""
+    param = exc.param if isinstance(exc, RequestRefusedError) else None
+    name, _, rest = (param or "").replace("[", ".").partition(".")
+    field = _FIELDS.get(name, GENERAL)
+    if field == "models" and rest.startswith("1"):
+        field = "second_model"
+    return {field: describe_error(exc)}
