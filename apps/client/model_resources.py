@@ -89,6 +89,7 @@ class ModelCard(Resource):
 
     id: str
     text: str | None = None
+    license: str | None = None
     files: tuple[CardFile, ...] = ()
     fault: str | None = None
     num_parameters: int | None = None

@@ -26,6 +26,7 @@ from apps.ui.frame.api_reference import render_reference
 from apps.ui.frame.assets import ASSETS, list_page_styles, send_asset
 from apps.ui.frame.document import render_document
 from apps.ui.frame.page_frame import PageFrame, send_not_found
+from apps.ui.gradio_internals import build_without_apps
 from apps.ui.models.model_download import ARCHIVE_TYPE, add_download
 from apps.ui.models.models_page import build_models_page
 from apps.ui.protection.access import PageGuard, read_password
@@ -111,8 +112,8 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=clean_up)
     uploads.set_as_gradio_folder()
-    blocks = build_blocks(client, uploads)
-
+    with build_without_apps():
+        blocks = build_blocks(client, uploads)
     _add_routes(app, client)
     app.add_middleware(PageFrame)
     app.add_middleware(

@@ -24,6 +24,8 @@ class StubRuns:
     logs: dict[str, bytes] = field(default_factory=dict)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Models that `GET /v1/models/ID` finds, by their ids."""
+    cards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What `GET /v1/models/ID/card` has for models, by their ids."""
     published: list[tuple[str, str, str | None]] = field(default_factory=list)
     """Job, checkpoint and name of each publication."""
 
@@ -147,6 +149,13 @@ def _add_models(app: FastAPI, stub: "StubApi", refuse: Callable[..., JSONRespons
         aliases = ["latest"] if model_id == stub.latest else []
         model = {"id": model_id, "object": "model", "aliases": aliases}
         return {**model, **stub.runs.models.get(model_id, {})}
+
+    @app.get("/v1/models/{model_id}/card")
+    def get_card(model_id: str) -> Any:
+        card = stub.runs.cards.get(model_id)
+        if card is None:
+            return refuse(404, f"no model has the id {model_id!r}")
+        return {"object": "model.card", "id": model_id, "files": [], **card}
 
     @app.get("/v1/aliases")
     def list_aliases() -> Any:

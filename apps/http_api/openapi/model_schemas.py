@@ -52,6 +52,7 @@ class ModelCard(_Answer):
     object: Literal["model.card"]
     id: str
     text: str | None = Field(description="Its README.md in Markdown, at most 100,000 bytes of it.")
+    license: str | None = Field(description="The license that the README's front matter names.")
     files: list[CardFile]
     fault: str | None = Field(description="Why its files cannot be listed.")
     num_parameters: int | None = Field(description="Parameters of all tensors in its files.")

@@ -1,8 +1,10 @@
 """`/v1/models/{model_id}/card`: what the store knows about a model's content, and its README."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,6 +26,10 @@ MAX_TEXT_BYTES = 100_000
 _MAX_HEADER_BYTES = 8 << 20
 _LENGTH_BYTES = 8
 _README_NAME = "README.md"
+_LICENSE = re.compile(
+    r"""\A---[ \t]*\n(?:(?!---).*\n)*?license:[ \t]*["']?([^\s"'\[{]{1,100})["']?[ \t]*\n"""
+)
+"""The license in the front matter of a README of the Hugging Face Hub."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
@@ -41,10 +47,13 @@ def get_card(services: ServicesOf, model_id: str) -> Mapping[str, object]:
     """Show the README, files, size and architecture of a model; null for what is unknown."""
     model = services.models.resolve(model_id)
     files, fault = _list_files(model)
+    text = _read_text(model)
+    license_name = _LICENSE.match(text or "")
     return {
         "object": "model.card",
         "id": model.id,
-        "text": _read_text(model),
+        "text": text,
+        "license": license_name[1] if license_name else None,
         "files": files,
         "fault": fault,
         **_describe_weights(model, files),
@@ -81,9 +90,8 @@ def _describe_weights(model: StoredModel, files: Iterable[CardFile]) -> Mapping[
     try:
         for name in names:
             path = model.path / name
-            _check_header_size(path)
-            for header in read_file_header(path).values():
-                sizes[header.dtype] += header.num_elements
+            status = path.stat()
+            sizes.update(_count_elements(path, status.st_mtime_ns, status.st_size))
     except (OSError, ValueError):  # damaged, which a verification reports, or too large
         sizes.clear()
     if not sizes:
@@ -92,6 +100,16 @@ def _describe_weights(model: StoredModel, files: Iterable[CardFile]) -> Mapping[
         "num_parameters": sum(sizes.values()),
         "dtype": sizes.most_common(1)[0][0].lower(),
     }
+
+
+@lru_cache(maxsize=4096)
+def _count_elements(path: Path, _modified_ns: int, _num_bytes: int) -> Mapping[str, int]:
+    """Count the elements in a file of weights by their dtype, once as long as it stays the same."""
+    _check_header_size(path)
+    sizes: Counter[str] = Counter()
+    for header in read_file_header(path).values():
+        sizes[header.dtype] += header.num_elements
+    return sizes
 
 
 def _check_header_size(path: Path) -> None:
@@ -112,10 +130,15 @@ def _describe_config(model: StoredModel) -> Mapping[str, object]:
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     lengths = (_find_int(config, key) for key in _CONTEXT_KEYS)
     return {
-        "architecture": first if isinstance(first, str) else None,
+        "architecture": _make_printable(first) if isinstance(first, str) else None,
         "context_length": next(filter(None, lengths), None),
         "rank": _find_int(config, "r") if model.is_adapter else None,
     }
+
+
+def _make_printable(text: str) -> str:
+    """Replace what has no UTF-8: JSON can escape half of a character."""
+    return text.encode(errors="replace").decode()
 
 
 def _find_int(config: Mapping[str, Any], key: str) -> int | None:

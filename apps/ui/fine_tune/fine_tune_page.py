@@ -20,6 +20,7 @@ from apps.ui.fine_tune.data.data_panel import DataPanel
 from apps.ui.fine_tune.data.file_menu import RECALL_JS, FileMenu, choose_file
 from apps.ui.fine_tune.data.preview import render_preview
 from apps.ui.fine_tune.former_run import read_former_run
+from apps.ui.fine_tune.model_facts import show_model_facts
 from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
 from apps.ui.fine_tune.training_settings import Entered, JobActions, collect_row_settings
 from apps.ui.notices import show_notice
@@ -71,6 +72,7 @@ class FineTunePage:
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=320):
                 self.model = gr.Dropdown(label="Base model", elem_id="base-model", filterable=False)
+                self.facts = gr.HTML(elem_id="model-facts")
                 self.files = FileMenu(client, uploads)
                 self.data = self.files.menu
                 self.task = gr.Dropdown(label="Task", elem_id="task", filterable=False)
@@ -156,6 +158,10 @@ class FineTunePage:
         """Return the task that the rows of a file are for; None if its check does not say."""
         file = await self._client.files.get(data)
         return file.check.task if file.check else None
+
+    async def show_model(self, model: str | None) -> str:
+        """Describe the chosen model."""
+        return await show_model_facts(self._client, model)
 
     async def wait_for_check(self, data: str | None) -> None:
         """Wait for the check of an upload, but not for that of a large file."""
@@ -248,6 +254,14 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress="hidden",
         api_visibility="private",
     )
+    for listen_to_model in (opened.then, page.model.input):
+        listen_to_model(
+            page.show_model,
+            page.model,
+            page.facts,
+            show_progress="hidden",
+            api_visibility="private",
+        )
     defaults, entered = page.settings.defaults, page.settings.entered
     file_changes = page.files.listen()
     task_chosen = page.task.input(

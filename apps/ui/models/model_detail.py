@@ -181,6 +181,7 @@ def _render_facts(view: ModelView) -> str:
     spec, packages = lineage.get("spec"), lineage.get("packages")
     facts = {
         "Architecture": card.architecture,
+        "License": card.license,
         "Base model": model.tuned_from,
         "Base model, content": lineage.get("base_model_revision"),
         "Data": model.data,

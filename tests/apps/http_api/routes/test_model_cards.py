@@ -3,13 +3,16 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from safetensors import safe_open
 
 from apps.http_api.dependencies import Services
+from apps.http_api.routes import model_cards
 from apps.http_api.routes.model_cards import MAX_TEXT_BYTES
+from model_files.weight_headers import read_file_header
 from storage.lineage_file import LINEAGE_NAME
 from tests.model_chain import write_chain
 
@@ -47,6 +50,50 @@ async def test_card_describes_files_and_weights(
     assert files["model.safetensors"] == (folder / "model.safetensors").stat().st_size
     (listed,) = (await client.get("/v1/models")).json()["data"]
     assert listed["bytes"] == sum(files.values())
+
+
+@pytest.mark.parametrize(
+    ("readme", "expected"),
+    [
+        ("---\nlicense: apache-2.0\ntags: [a]\n---\n# A", "apache-2.0"),
+        ('---\ntags:\n- b\nlicense: "mit"\n---\n', "mit"),
+        ("---\ntags: [a]\n---\nlicense: mit\n", None),
+        ("# license\nlicense: mit\n", None),
+        ("---\nlicense: [mit]\n---\n", None),
+        ("---\n" + "\n" * 99_000, None),
+    ],
+)
+async def test_license_is_that_of_the_front_matter(
+    client: httpx.AsyncClient, services: Services, readme: str, expected: str | None
+) -> None:
+    (services.layout.model("tiny") / "README.md").write_text(readme)
+    assert (await read_card(client))["license"] == expected
+
+
+async def test_headers_of_weights_are_read_once_until_they_change(
+    client: httpx.AsyncClient, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def read_counted(path: Path) -> Any:
+        read.append(path)
+        return read_file_header(path)
+
+    monkeypatch.setattr(model_cards, "read_file_header", read_counted)
+    first = await read_card(client)
+    assert await read_card(client) == first
+    assert len(read) == 1
+    os.utime(read[0], (1, 1))
+    assert await read_card(client) == first
+    assert len(read) == 2
+
+
+async def test_half_a_character_in_a_config_is_replaced(
+    client: httpx.AsyncClient, services: Services
+) -> None:
+    config = services.layout.model("tiny") / "config.json"
+    config.write_text('{"architectures": ["A\\ud800"]}')
+    assert (await read_card(client))["architecture"] == "A?"
 
 
 async def test_unknown_parts_of_damaged_model_are_null(

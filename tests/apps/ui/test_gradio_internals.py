@@ -1,0 +1,32 @@
+"""Pages are built without web applications that nothing uses; fails if Gradio makes them elsewhere."""
+
+from typing import Any
+
+import gradio as gr
+import pytest
+from gradio.routes import App
+
+from apps.ui.gradio_internals import build_without_apps
+from apps.ui.settings import UiSettings
+from tests.apps.ui.page_server import build_page
+
+
+def test_page_has_one_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    configure = App.configure_app
+
+    def configure_counted(app: App, blocks: gr.Blocks) -> None:
+        made.append(app)
+        configure(app, blocks)
+
+    monkeypatch.setattr(App, "configure_app", configure_counted)
+    build_page(UiSettings(api_url="http://127.0.0.1:9"))
+    assert len(made) == 1
+
+
+def test_gradio_is_as_before_also_after_an_error() -> None:
+    make = App.create_app
+    with pytest.raises(RuntimeError), build_without_apps():
+        assert App.create_app is not make
+        raise RuntimeError
+    assert App.create_app is make
