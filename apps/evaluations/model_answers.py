@@ -96,13 +96,17 @@ class ModelAnswers:
         except (InvalidRequestError, DeadlineExceededError) as exc:
             return self._describe_error(exc.message)
         likelihood = await self._score(question, request_id)
+        # An expected answer may have megabytes.
+        return await asyncio.to_thread(self._measure, answer, question.expected, likelihood)
+
+    def _measure(self, answer: Piece, expected: str, likelihood: _Likelihood) -> StoredAnswer:
         return StoredAnswer(
             model=self._model,
             text=clean_text(answer.text)[:MAX_TEXT_CHARACTERS],
             finish_reason=answer.finish_reason,
-            exact_match=matches_exactly(answer.text, question.expected),
-            contains=contains_expected(answer.text, question.expected),
-            rouge_l=round(compute_rouge_l(answer.text, question.expected), 6),
+            exact_match=matches_exactly(answer.text, expected),
+            contains=contains_expected(answer.text, expected),
+            rouge_l=round(compute_rouge_l(answer.text, expected), 6),
             perplexity=compute_perplexity(*likelihood),
             loss_sum=likelihood.loss_sum,
             num_tokens=likelihood.num_tokens,

@@ -52,18 +52,19 @@ def split_words(text: str) -> list[str]:
 def measure_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     """Return the length of the longest common subsequence of two lists of words.
 
-    Takes O(n) operations on numbers of m bits. Source: Hyyrö 2004, "Bit-parallel LCS-length
-    computation revisited".
+    Takes n operations on numbers of m bits, where m is the length of the shorter list, and m * m
+    bits of memory at most. Source: Hyyrö 2004, "Bit-parallel LCS-length computation revisited".
     """
+    shorter, longer = sorted((one, other), key=len)
     places: dict[str, int] = {}
-    for place, word in enumerate(other):
+    for place, word in enumerate(shorter):
         places[word] = places.get(word, 0) | 1 << place
-    everywhere = (1 << len(other)) - 1
+    everywhere = (1 << len(shorter)) - 1
     unmatched = everywhere
-    for word in one:
+    for word in longer:
         matched = unmatched & places.get(word, 0)
         unmatched = ((unmatched + matched) | (unmatched - matched)) & everywhere
-    return len(other) - unmatched.bit_count()
+    return len(shorter) - unmatched.bit_count()
 
 
 def _normalise(text: str) -> str:

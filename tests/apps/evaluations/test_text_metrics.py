@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -37,6 +38,15 @@ def test_contains_ignores_case_and_white_space() -> None:
     assert contains_expected("It is TWELVE\nloaves, I think.", "twelve  loaves")
     assert contains_expected("STRASSE", "straße")
     assert not contains_expected("twelve", "twelve loaves")
+
+
+def test_long_expected_answer_takes_little_memory() -> None:
+    expected = " ".join(map(str, range(30_000)))
+    tracemalloc.start()
+    assert compute_rouge_l("3 2 29999", expected) == pytest.approx(2 * 2 / 30_003)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 20e6
 
 
 def test_words_are_runs_of_letters_and_digits_and_single_cjk_characters() -> None:
