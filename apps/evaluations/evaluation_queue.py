@@ -18,7 +18,7 @@ from apps.evaluations.evaluation_requests import parse_evaluation
 from apps.evaluations.evaluation_run import EvaluationRun, write_to_end
 from apps.evaluations.evaluation_store import EvaluationStore
 from apps.evaluations.model_answers import AnswerSource, ModelFailedError, Patience
-from apps.evaluations.row_questions import RowsTooSlowError, describe_slow_rows
+from apps.evaluations.row_questions import RowsTooSlowError, clean_text, describe_slow_rows
 from apps.fine_tuning.validation.row_thread import RowThread
 from serving.errors import ServingError
 from storage.layout import StorageLayout
@@ -53,6 +53,7 @@ class EvaluationQueue:
         self._changes = asyncio.Lock()
         self._current: str | None = None
         self._task: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._rescan_at = 0.0
 
     async def create(self, body: Mapping[str, Any]) -> EvaluationObject:
@@ -81,9 +82,13 @@ class EvaluationQueue:
     async def cancel(self, evaluation_id: str) -> EvaluationObject:
         """Cancel an evaluation now; the rows that are done are kept.
 
-        Raises `ApiError` 404 for an unknown one, and 409 for one that has ended.
+        The cancellation completes even if its caller no longer waits. Raises `ApiError` 404 for an
+        unknown one, and 409 for one that has ended.
         """
         await asyncio.to_thread(self._check_claim)
+        return await asyncio.shield(self._cancel(evaluation_id))
+
+    async def _cancel(self, evaluation_id: str) -> EvaluationObject:
         async with self._changes:
             record = await asyncio.to_thread(self._store.get, evaluation_id)
             if not record.is_final and self._current == evaluation_id:
@@ -115,6 +120,20 @@ class EvaluationQueue:
                     raise ApiError(409, f"{message}: cancel it first", code="in_use")
             await asyncio.shield(asyncio.to_thread(self._store.delete, evaluation_id))
 
+    def begin_next(self) -> None:
+        """Start the oldest evaluation that is left, without waiting for the disk or a client.
+
+        A failure is logged.
+        """
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start_logged())
+
+    async def _start_logged(self) -> None:
+        try:
+            await self.start_next()
+        except Exception:  # the storage is unavailable for a moment
+            logger.exception("no evaluation can be started; this is retried")
+
     async def start_next(self) -> None:
         """Start the oldest evaluation that is left unless one is being computed."""
         if self._is_computing or self._source is None or time.monotonic() < self._rescan_at:
@@ -129,17 +148,22 @@ class EvaluationQueue:
 
     async def stop(self) -> None:
         """Stop computing; what is left is computed after the next start."""
-        task, self._task = self._task, None
+        if self._starting is not None:
+            self._starting.cancel()
         self._rescan_at = 0.0
-        if task is not None:
-            task.cancel()
+        task = self._task
+        if task is not None:  # it counts as computing until its last write has ended
+            if not task.cancelling():
+                task.cancel()
             await asyncio.wait([task])
-        self._current = None
+        if self._task is task:
+            self._task = self._current = None
 
     def close(self) -> None:
         """Stop computing, without waiting for that."""
-        if self._task is not None and not self._task.get_loop().is_closed():
-            self._task.cancel()
+        for task in (self._starting, self._task):
+            if task is not None and not task.get_loop().is_closed():
+                task.cancel()
 
     @property
     def _is_computing(self) -> bool:
@@ -172,7 +196,7 @@ class EvaluationQueue:
     async def _fail(self, evaluation_id: str, code: str | None, message: str) -> None:
         self._rescan_at = 0.0
         logger.warning("evaluation %s failed: %s", evaluation_id, message)
-        text = message.replace(str(self._layout.root), "<storage>")
+        text = clean_text(message.replace(str(self._layout.root), "<storage>"))
         failure = EvaluationFailure(code=code, message=text)
         try:
             record = await asyncio.to_thread(self._store.get, evaluation_id)

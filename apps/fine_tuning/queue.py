@@ -182,10 +182,10 @@ class RunQueue:
     async def reconcile(self) -> None:
         """Reconcile the records with the Ray jobs: end or requeue lost runs, start queued ones.
 
-        Also starts the next evaluation.
+        Also starts the next evaluation, without waiting for that: runs must not wait for it.
         """
         if await self._passes.run(self._reconcile):
-            await self.evaluations.start_next()
+            self.evaluations.begin_next()
 
     async def drain(self) -> bool:
         """Start no more runs, and make those that compute save a checkpoint and pause.

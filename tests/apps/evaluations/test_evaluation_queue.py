@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from apps.errors import ApiError
 from apps.evaluations import evaluation_creation
 from apps.evaluations.evaluation_queue import EvaluationQueue
+from apps.evaluations.evaluation_record import StoredRow
 from apps.evaluations.evaluation_store import RECORD_NAME, ROWS_NAME, EvaluationStore
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.validation.row_thread import RowThread
@@ -167,6 +169,52 @@ async def test_running_evaluation_is_cancelled_and_the_next_starts(
     assert refused.value.status == 409
 
 
+async def test_cancellation_completes_although_its_caller_has_left(
+    evaluations: EvaluationQueue,
+    layout: StorageLayout,
+    ten_rows: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writes, may_end = threading.Event(), threading.Event()
+    add_row = EvaluationStore.add_row
+
+    def add_slowly(store: EvaluationStore, evaluation_id: str, row: StoredRow) -> None:
+        writes.set()
+        assert may_end.wait(30)
+        add_row(store, evaluation_id, row)
+
+    monkeypatch.setattr(EvaluationStore, "add_row", add_slowly)
+    created = await evaluations.create({"models": ["tiny"], "file": ten_rows})
+    await evaluations.start_next()
+    await wait_for(writes.is_set, 30, "a row is written")
+    caller = asyncio.create_task(evaluations.cancel(created["id"]))
+    is_stopping = lambda: any(task.cancelling() for task in asyncio.all_tasks())  # noqa: E731
+    await wait_for(is_stopping, 30, "the evaluation is being stopped")
+    caller.cancel()
+    await asyncio.wait([caller])
+    may_end.set()
+    store = EvaluationStore(layout)
+    await wait_for(lambda: store.get(created["id"]).is_final, 30, "it is cancelled")
+    assert store.get(created["id"]).status == "cancelled"
+    assert len(read_rows(layout, created["id"])) == 1
+
+
+async def test_runs_do_not_wait_for_requests_about_evaluations(
+    layout: StorageLayout, source: ScriptedSource, jobs: NotedJobs, ten_rows: str
+) -> None:
+    queue = RunQueue(layout, jobs, answers=source)
+    await queue.evaluations.create({"models": ["tiny"], "file": ten_rows})
+    may_end = threading.Event()
+    blocked = [asyncio.create_task(asyncio.to_thread(may_end.wait)) for _ in range(64)]
+    try:
+        await asyncio.sleep(0)
+        await asyncio.wait_for(queue.reconcile(), 30)
+    finally:
+        may_end.set()
+        await asyncio.gather(*blocked)
+        queue.close()
+
+
 async def test_queued_evaluation_is_cancelled_without_being_asked(
     evaluations: EvaluationQueue, layout: StorageLayout, source: ScriptedSource, ten_rows: str
 ) -> None:
@@ -292,6 +340,16 @@ async def test_bug_fails_only_its_evaluation(
     failed = await finish(evaluations, layout, broken)
     assert (failed.status, failed.error and failed.error.code) == ("failed", "internal_error")
     assert (await finish(evaluations, layout, whole)).status == "succeeded"
+
+
+async def test_failure_with_half_of_a_surrogate_pair_is_recorded(
+    evaluations: EvaluationQueue, layout: StorageLayout, source: ScriptedSource, ten_rows: str
+) -> None:
+    source.failures = [ServingError("the row has \ud800")]
+    created = await evaluations.create({"models": ["tiny"], "file": ten_rows})
+    failed = await finish(evaluations, layout, created)
+    assert failed.error is not None
+    assert failed.error.message == "the row has ?"
 
 
 @pytest.mark.parametrize(
