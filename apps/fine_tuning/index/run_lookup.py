@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from apps.errors import ApiError, not_found
-from apps.evaluations.evaluation_store import find_evaluation_of
+from apps.evaluations.evaluation_store import EvaluationStore
 from apps.fine_tuning.index.merge_notes import list_merging
 from apps.fine_tuning.index.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
 from serving.errors import ModelInUseError
@@ -119,7 +119,9 @@ def require_lineage(model: StoredModel) -> Lineage:
         raise ApiError(500, message, param="model", code="lineage_unreadable") from exc
 
 
-def delete_unneeded_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> None:
+def delete_unneeded_model(
+    layout: StorageLayout, runs: RunIndex, evaluations: EvaluationStore, model_id: str
+) -> None:
     """Delete a model that no alias, unfinished run or evaluation, or request in progress needs.
 
     Raises `ModelNotFoundError`, or `ModelInUseError` that names what uses the model.
@@ -133,13 +135,13 @@ def delete_unneeded_model(layout: StorageLayout, runs: RunIndex, model_id: str) 
         for unreadable in found.unreadable:
             if unreadable.may_need(model_id):
                 raise ModelInUseError(_describe_possible_use(unreadable, "model", model_id))
-        if evaluation := find_evaluation_of(layout, model_id):
+        if evaluation := evaluations.find_user(model_id):
             raise ModelInUseError(f"evaluation {evaluation!r} still needs model {model_id!r}")
 
     ModelStore(layout).delete(model_id, check_runs)
 
 
-def check_file_unneeded(layout: StorageLayout, runs: RunIndex, file_id: str) -> None:
+def check_file_unneeded(runs: RunIndex, evaluations: EvaluationStore, file_id: str) -> None:
     """Raise `ApiError` 409 if a job or an evaluation that has not ended needs a file."""
     found = runs.scan()
     for _, record in found.runs:
@@ -150,7 +152,7 @@ def check_file_unneeded(layout: StorageLayout, runs: RunIndex, file_id: str) -> 
         if unreadable.may_need(file_id):
             message = _describe_possible_use(unreadable, "file", file_id)
             raise ApiError(409, message, code="in_use")
-    if evaluation := find_evaluation_of(layout, file_id):
+    if evaluation := evaluations.find_user(file_id):
         message = f"evaluation {evaluation!r} still needs file {file_id!r}"
         raise ApiError(409, message, code="in_use")
 

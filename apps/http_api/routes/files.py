@@ -129,5 +129,5 @@ async def delete_file(services: ServicesOf, file_id: str) -> Mapping[str, object
 
 def _delete_file(services: Services, file_id: str) -> None:
     services.files.delete(
-        file_id, lambda: check_file_unneeded(services.layout, services.runs, file_id)
+        file_id, lambda: check_file_unneeded(services.runs, services.evaluations, file_id)
     )

@@ -180,7 +180,9 @@ def get_archive(
 @requires(Permission.ADMINISTER)
 async def delete_model(services: ServicesOf, model_id: str) -> Mapping[str, object]:
     """Delete a model that no alias, unfinished job or evaluation, or answer needs."""
-    await asyncio.to_thread(delete_unneeded_model, services.layout, services.runs, model_id)
+    await asyncio.to_thread(
+        delete_unneeded_model, services.layout, services.runs, services.evaluations, model_id
+    )
     return {"id": model_id, "object": "model", "deleted": True}
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import csv
 import io
+import os
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -10,7 +12,13 @@ import pytest
 
 from apps.access.keys import KeyStore
 from apps.access.roles import Role
-from apps.evaluations.evaluation_record import StoredAnswer, StoredRow
+from apps.evaluations import evaluation_store
+from apps.evaluations.evaluation_record import (
+    EvaluationRecord,
+    StoredAnswer,
+    StoredRow,
+    read_evaluation_record,
+)
 from apps.evaluations.evaluation_store import EvaluationStore
 from apps.fine_tuning.queue import RunQueue
 from apps.http_api.app import build_http
@@ -185,6 +193,26 @@ async def test_evaluation_is_created_computed_and_deleted(
     }
     assert (await client.get(one)).status_code == 404
     queue.close()
+
+
+async def test_deletion_of_files_does_not_read_all_evaluations_again(
+    client: AppClient, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read = 0
+
+    def count(path: Path) -> EvaluationRecord:
+        nonlocal num_read
+        num_read += 1
+        return read_evaluation_record(path)
+
+    monkeypatch.setattr(evaluation_store, "read_evaluation_record", count)
+    add_stored(layout, "eval-1")
+    record = layout.evaluations.find("eval-1") / evaluation_store.RECORD_NAME
+    os.utime(record, (1, 1))  # one that changed just now is read again
+    for name in ("file-1", "file-2", "file-3"):
+        add_file(layout, make_rows(1), name)
+        assert (await client.delete(f"/v1/files/{name}")).status_code == 200
+    assert num_read == 1
 
 
 async def test_answers_to_rows_need_the_permission_to_read_files(
