@@ -1,6 +1,7 @@
 """Requests for evaluations: the answers of models to rows, compared with the expected ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Literal, NotRequired, TypedDict
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
@@ -80,17 +81,19 @@ class EvaluationsClient:
             raise UnexpectedResponseError("the body has no list 'data'")
         return EvaluationRows(read_resources(EvaluationRow, entries), bool(page.get("has_more")))
 
+    @asynccontextmanager
     async def download_csv(
         self,
         evaluation_id: str,
         filter: RowFilter = "all",  # noqa: A002 - the API's
         key: str | None = None,
-    ) -> bytes:
-        """Return all rows that a filter keeps, as CSV; with `key` in place of the client's key."""
+    ) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        """Stream all rows that a filter keeps, as CSV; with `key` in place of the client's key."""
         query = {"filter": filter, "format": "csv"}
         path = _find_rows(evaluation_id)
         request = ApiRequest("GET", path, query=query, key=key, kind="transfer")
-        return (await self._connection.send(request)).content
+        async with self._connection.stream(request) as response:
+            yield response.aiter_bytes()
 
 
 def _find_rows(evaluation_id: str) -> str:

@@ -33,18 +33,20 @@ def add_download(app: FastAPI, client: ApiClient) -> None:
         except ApiClientError as exc:
             status = exc.status if isinstance(exc, RequestRefusedError) else _UNAVAILABLE
             return PlainTextResponse(describe_error(exc), status)
-        return _ArchiveResponse(pieces, stack, f"{model_id}.{kind}")
+        return ForwardedDownload(pieces, stack, f"{model_id}.{kind}", ARCHIVE_TYPE)
 
 
-class _ArchiveResponse(StreamingResponse):
-    """A response that streams an archive, and closes the request to the API at its end.
+class ForwardedDownload(StreamingResponse):
+    """A response that streams a download from the API, and closes the request to the API at its end.
 
     If the API ends the stream early, the exception closes the connection to the visitor.
     """
 
-    def __init__(self, pieces: AsyncIterator[bytes], stack: AsyncExitStack, name: str) -> None:
+    def __init__(
+        self, pieces: AsyncIterator[bytes], stack: AsyncExitStack, name: str, media_type: str
+    ) -> None:
         headers = {"content-disposition": f'attachment; filename="{name}"'}
-        super().__init__(pieces, media_type=ARCHIVE_TYPE, headers=headers)
+        super().__init__(pieces, media_type=media_type, headers=headers)
         self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -74,8 +74,13 @@ def test_rows_follow_each_other_and_are_filtered(api: StubApi) -> None:
     assert ([row.number for row in second.rows], second.has_more) == ([4, 5], False)
     wrong = ask(api, lambda client: client.evaluations.list_rows("eval-1", 3, None, "wrong"))
     assert [answer.exact_match for answer in wrong.rows[0].answers] == [True, False]
-    text = ask(api, lambda client: client.evaluations.download_csv("eval-1", "different"))
+    text = ask(api, download_different)
     assert text == b"number,expected\n4,yes"
+
+
+async def download_different(client: ApiClient) -> bytes:
+    async with client.evaluations.download_csv("eval-1", "different") as pieces:
+        return b"".join([piece async for piece in pieces])
 
 
 def test_unknown_fields_are_ignored_and_an_id_is_needed() -> None:
