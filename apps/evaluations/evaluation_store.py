@@ -53,7 +53,7 @@ class EvaluationStore:
         return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
 
     def find_user(self, identifier: str) -> str | None:
-        """Return the id of an evaluation that has not ended and needs a model or a file, or None."""
+        """Return the id of an evaluation that still needs a model or a file, or None."""
         for record in self.list_all():
             if not record.is_final and identifier in record.list_needed():
                 return record.id

@@ -37,7 +37,7 @@ def add_download(app: FastAPI, client: ApiClient) -> None:
 
 
 class ForwardedDownload(StreamingResponse):
-    """A response that streams a download from the API, and closes the request to the API at its end.
+    """A response that streams a download, and closes the request to the API at its end.
 
     If the API ends the stream early, the exception closes the connection to the visitor.
     """
