@@ -52,13 +52,6 @@ class EvaluationStore:
             found = [record for name in names if (record := self._find(name)) is not None]
         return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
 
-    def find_user(self, identifier: str) -> str | None:
-        """Return the id of an evaluation that still needs a model or a file, or None."""
-        for record in self.list_all():
-            if not record.is_final and identifier in record.list_needed():
-                return record.id
-        return None
-
     def count(self) -> int:
         """Return the number of evaluations, readable or not."""
         with self._lock:
@@ -151,6 +144,14 @@ class EvaluationStore:
             return None
         self._faults.clear(_name_item(name))
         return record
+
+
+def find_evaluation_of(store: EvaluationStore, identifier: str) -> str | None:
+    """Return the id of an evaluation that has not ended and needs a model or a file, or None."""
+    for record in store.list_all():
+        if not record.is_final and identifier in record.list_needed():
+            return record.id
+    return None
 
 
 def _write(folder: Path, record: EvaluationRecord) -> None:

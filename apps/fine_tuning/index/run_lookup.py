@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from apps.errors import ApiError, not_found
-from apps.evaluations.evaluation_store import EvaluationStore
+from apps.evaluations.evaluation_store import EvaluationStore, find_evaluation_of
 from apps.fine_tuning.index.merge_notes import list_merging
 from apps.fine_tuning.index.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
 from serving.errors import ModelInUseError
@@ -135,7 +135,7 @@ def delete_unneeded_model(
         for unreadable in found.unreadable:
             if unreadable.may_need(model_id):
                 raise ModelInUseError(_describe_possible_use(unreadable, "model", model_id))
-        if evaluation := evaluations.find_user(model_id):
+        if evaluation := find_evaluation_of(evaluations, model_id):
             raise ModelInUseError(f"evaluation {evaluation!r} still needs model {model_id!r}")
 
     ModelStore(layout).delete(model_id, check_runs)
@@ -152,7 +152,7 @@ def check_file_unneeded(runs: RunIndex, evaluations: EvaluationStore, file_id: s
         if unreadable.may_need(file_id):
             message = _describe_possible_use(unreadable, "file", file_id)
             raise ApiError(409, message, code="in_use")
-    if evaluation := evaluations.find_user(file_id):
+    if evaluation := find_evaluation_of(evaluations, file_id):
         message = f"evaluation {evaluation!r} still needs file {file_id!r}"
         raise ApiError(409, message, code="in_use")
 
