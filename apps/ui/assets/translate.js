@@ -16,6 +16,8 @@ window.tuneserveLanguage = (() => {
   const UNIT = "(?: ?%| (?:bytes|[kMGT]B|[KMB]|h|min|s)(?![\\w/]))?";
   const NUMBER = `(?<![\\w.-])-?\\d+(?:[.,]\\d+)*(?:e[-+]?\\d+|[KMBT])?(?!\\w)${UNIT}(?: \\d+ (?:h|min|s)(?![\\w/]))*`;
   const NUMBERS = new RegExp(NUMBER, "g");
+  const UNITS = /([\d.,]+) (h|min|s|bytes)(?![\w/])/g;
+  const SENTENCE_END = /(?<=[.!?…]) (?=\p{Lu})/u;
   const WORD = /\p{L}/u;
   const menu = document.getElementById("language");
   const languages = new Map([...(menu?.options ?? [])].map((option) => [option.value, option.dataset.texts]));
@@ -70,14 +72,20 @@ window.tuneserveLanguage = (() => {
     return translation.replace(PLACEHOLDER, (placeholder) => {
       const name = placeholder.slice(1, -1);
       if (name in names) return name.startsWith("text") ? lookUp(names[name]) ?? names[name] : names[name];
-      return numbers[name ? Number(name) - 1 : next++] ?? placeholder;
+      const number = numbers[name ? Number(name) - 1 : next++];
+      return number === undefined ? placeholder : translateUnits(number);
     });
   }
 
-  function lookUpSentence(text) {
+  function translateUnits(number) {
+    return number.replace(UNITS, (all, value, unit) => (texts.get(`{} ${unit}`) ?? all).replace("{}", value));
+  }
+
+  function lookUpExactly(text) {
     if (texts.has(text)) return texts.get(text);
     const numbers = [];
     const source = text.replace(NUMBERS, (number) => { numbers.push(number); return "{}"; });
+    if (source === "{}") return translateUnits(text);
     return numbers.length && texts.has(source) ? fill(texts.get(source), numbers) : null;
   }
 
@@ -92,24 +100,26 @@ window.tuneserveLanguage = (() => {
     return null;
   }
 
-  // A text, or the texts that it consists of; null if none is in the catalogue.
+  // The parts of a text, translated where they are in the catalogue.
+  function lookUpParts(parts, separator, isEach) {
+    if (parts.length < 2) return null;
+    const found = parts.map((part) => lookUpExactly(part) ?? lookUpPattern(part));
+    if (isEach ? found.includes(null) : found.every((part) => part === null)) return null;
+    return parts.map((part, place) => found[place] ?? part).reduce((text, part) => text + (/[。！？]$/.test(text) ? "" : separator) + part);
+  }
+
+  // A text, or the sentences or items that it consists of; null if none is in the catalogue.
   function lookUp(text) {
-    const found = lookUpSentence(text) ?? lookUpPattern(text);
-    if (found !== null) return found;
-    for (const [separator, end] of [[" · ", " · "], [/(?<=[.!?…]) (?=\p{Lu})/u, " "]]) {
-      const parts = text.split(separator);
-      if (parts.length < 2) continue;
-      const translated = parts.map((part) => lookUpSentence(part) ?? lookUpPattern(part));
-      if (translated.some((part) => part !== null)) return parts.map((part, place) => translated[place] ?? part).join(end);
-    }
-    return null;
+    const [sentences, items] = [text.split(SENTENCE_END), text.split(" · ")];
+    return lookUpExactly(text) ?? lookUpParts(sentences, " ", true) ?? lookUpPattern(text)
+      ?? lookUpParts(items, " · ", false) ?? lookUpParts(sentences, " ", false);
   }
 
   // An entry of a menu that begins with a name.
   function lookUpName(text) {
     const [name, ...others] = text.split(" · ");
     const first = OWN_NAMES.has(name) ? texts.get(name) : lookUpPattern(name);
-    return [first ?? name, ...others.map((part) => lookUpSentence(part) ?? part)].join(" · ");
+    return [first ?? name, ...others.map((part) => lookUpExactly(part) ?? part)].join(" · ");
   }
 
   function translate(source, isName) {
@@ -117,7 +127,8 @@ window.tuneserveLanguage = (() => {
     const text = source.trim().replace(/\s+/g, " ");
     const found = isName ? lookUpName(text) : lookUp(text);
     if (found === null || found === text) return source;
-    return source.match(/^\s*/)[0] + found + source.match(/\s*$/)[0];
+    const space = /^[.,;:，。；：]/.test(found) ? "" : source.match(/^\s*/)[0];
+    return space + found + source.match(/\s*$/)[0];
   }
 
   // ---- what is shown
