@@ -266,5 +266,12 @@ window.tuneserveLanguage = (() => {
   }
   if (first !== ENGLISH) show(first);
 
-  return { findLocale, kept: KEPT };
+  // Whether what is shown is translated, or the same in this language; for tests.
+  function isTranslated(node, attribute) {
+    const text = attribute ? node.getAttribute(attribute) : node.data;
+    const known = attribute ? attributes.get(node)?.[attribute] : shown.get(node);
+    return known?.text === text || !WORD.test(text) || lookUp(text.trim().replace(/\s+/g, " ")) !== null;
+  }
+
+  return { findLocale, isTranslated, attributes: ATTRIBUTES, kept: KEPT, names: NAMES };
 })();
