@@ -7,7 +7,7 @@ window.tuneserveLanguage = (() => {
   const ENGLISH = "en";
   const ATTRIBUTES = ["placeholder", "title", "aria-label", "alt", "data-label", "data-empty"];
   // What is inside of these is not ours, or is for programs; an element in it may have translate=yes.
-  const KEPT = "[translate=no], script, style, pre, code, textarea, time, #model-card h3 ~ *, [data-testid=user], [data-testid=bot]";
+  const KEPT = "[translate=no], script, style, pre, code, textarea, time, #model-card h3 ~ *, .example, [data-testid=user], [data-testid=bot]";
   // Entries of menus that begin with a name: only what follows it is translated, and these texts.
   const NAMES = ".ts-names :is([role=option], [role=combobox], .token)";
   const OWN_NAMES = new Set(["The bundled handbook", "by its name"]);
