@@ -89,7 +89,12 @@ class _Page:
         self.note = gr.HTML(elem_id="classify-note", visible=False)
         with gr.Row(equal_height=False):
             with gr.Column(scale=3, min_width=320):
-                self.model = gr.Dropdown(label="Model", elem_id="classify-model", elem_classes=markup.NAMES, filterable=False)
+                self.model = gr.Dropdown(
+                    label="Model",
+                    elem_id="classify-model",
+                    elem_classes=markup.NAMES,
+                    filterable=False,
+                )
                 with gr.Column() as self.text_input:
                     self.text = gr.Textbox(
                         label="Text", elem_id="classify-text", lines=3, max_lines=12, autofocus=True

@@ -41,7 +41,8 @@ UNTRANSLATED_JS = """() => {
     if (node !== element) {
       if (!isTranslated(node)) found.push(node.data.trim());
     } else for (const name of attributes)
-      if (node.getAttribute(name) && !isTranslated(node, name)) found.push(`${name}=${node.getAttribute(name)}`);
+      if (node.getAttribute(name) && !isTranslated(node, name))
+        found.push(`${name}=${node.getAttribute(name)}`);
   }
   return [...new Set(found)];
 }"""
@@ -169,7 +170,9 @@ def test_settings_and_data_are_in_german(german: Page, address: str) -> None:
     expect(german.locator("#import-button")).to_be_visible()
     expect(german.locator("#task input")).to_have_value("Text erzeugen")
     assert german.locator("#task input").evaluate("one => one.value") == "Generate text"
-    expect(german.locator("#data-file input")).to_have_value("Das mitgelieferte Handbuch · 10 Bytes")
+    expect(german.locator("#data-file input")).to_have_value(
+        "Das mitgelieferte Handbuch · 10 Bytes"
+    )
     german.locator("#setting-epochs input").fill("2")
     expect(german.locator("#settings-num-changed")).to_have_text("(1)")
     german.locator("#setting-epochs input").fill("0")

@@ -35,7 +35,9 @@ def render_note(facts: AnswerFacts) -> str:
     shown = " · ".join(f"<span>{part}</span>" for part in parts)
     line = f'<p class="ts-answered" translate="yes">{shown}</p>'
     if facts.is_cut:
-        line += '<p class="ts-answered ts-cut" translate="yes">Cut at the maximum number of tokens.</p>'
+        line += (
+            '<p class="ts-answered ts-cut" translate="yes">Cut at the maximum number of tokens.</p>'
+        )
     return line
 
 

@@ -53,7 +53,8 @@ def render_node(node: ClusterNode) -> str:
     meters += [_render_gpu(gpu) for gpu in node.gpus]
     meters.append(_render_disk(node.disk))
     return (
-        f'<article class="ts-card" aria-label="{escape(node.name)}"><h4>{markup.keep(node.name)}{head}'
+        f'<article class="ts-card" aria-label="{escape(node.name)}">'
+        f"<h4>{markup.keep(node.name)}{head}"
         f'<code title="Id in Ray">{escape(node.id)}</code></h4>{"".join(meters)}</article>'
     )
 

@@ -92,10 +92,13 @@ def _name_anchor(group: str) -> str:
 def _render_call(call: ApiCall, schemas: Mapping[str, Any]) -> str:
     summary, _, rest = str(call.operation.get("description", "")).partition("\n\n")
     summary = summary or str(call.operation.get("summary", ""))
-    paragraphs = "".join(f"{keep_english(part, 'p')}" for part in rest.split("\n\n") if part.strip())
+    paragraphs = "".join(
+        f"{keep_english(part, 'p')}" for part in rest.split("\n\n") if part.strip()
+    )
     example = escape(build_curl(call, schemas)).replace(_ORIGIN, "<span data-origin></span>")
     return (
-        f'<details class="ts-call" data-method="{call.method}"><summary><b translate="no">{call.method}</b>'
+        f'<details class="ts-call" data-method="{call.method}"><summary>'
+        f'<b translate="no">{call.method}</b>'
         f"<code>{escape(call.path)}</code>{keep_english(summary)}</summary>"
         f"<div>{paragraphs}{_render_parameters(call)}"
         f'<pre tabindex="0" aria-label="Example for curl">{example}</pre></div></details>'

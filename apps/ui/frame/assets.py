@@ -1,4 +1,4 @@
-"""Scripts, styles, translations and the icon of our own, which the page serves as `page-assets/NAME`."""
+"""Scripts, styles, translations and the icon, which the page serves as `page-assets/NAME`."""
 
 from functools import cache
 from hashlib import sha256

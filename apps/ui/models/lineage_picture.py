@@ -153,8 +153,7 @@ def _render_children(model: Model, models: Sequence[Model]) -> str:
     if not children:
         return ""
     links = ", ".join(
-        f'<a href="./models?model={quote(one.id)}" data-open translate="no">'
-        f"{escape(one.id)}</a>"
+        f'<a href="./models?model={quote(one.id)}" data-open translate="no">{escape(one.id)}</a>'
         for one in children[:MAX_CHILDREN]
     )
     num_more = len(children) - MAX_CHILDREN

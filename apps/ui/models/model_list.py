@@ -65,7 +65,9 @@ def _render_head(place: int, name: str) -> str:
 
 def _render_row(model: Model) -> str:
     loss = find_loss(model)
-    aliases = "".join(f'<span class="ts-alias" translate="no">{escape(name)}</span>' for name in model.aliases)
+    aliases = "".join(
+        f'<span class="ts-alias" translate="no">{escape(name)}</span>' for name in model.aliases
+    )
     kind = "adapter" if model.kind == "adapter" else "base" if model.base else ""
     kind_mark = f'<span class="ts-kind">{kind}</span>' if kind else ""
     task = "" if model.task == "causal_lm" else TASKS.get(model.task, model.task)
@@ -78,7 +80,8 @@ def _render_row(model: Model) -> str:
         + _render_cell(
             0,
             model.id,
-            f'<a href="./models?model={quote(model.id)}" data-open translate="no">{escape(model.id)}</a>'
+            f'<a href="./models?model={quote(model.id)}" data-open translate="no">'
+            f"{escape(model.id)}</a>"
             f"{kind_mark}{task_mark}{aliases}",
         )
         + _render_cell(1, model.tuned_from or "", markup.keep(model.tuned_from or "–"))
@@ -123,11 +126,13 @@ def _render_alias(alias: ModelAlias, *, may_move: bool, shown: HandoverHistory |
     return (
         f'<li><div class="ts-alias-line"><span class="ts-alias" translate="no">{name}</span>'
         f'<span class="ts-alias-target"><span aria-hidden="true">→ </span>'
-        f'<a href="./models?model={quote(alias.model)}" data-open translate="no">{escape(alias.model)}</a> '
+        f'<a href="./models?model={quote(alias.model)}" data-open translate="no">'
+        f"{escape(alias.model)}</a> "
         f'<span class="ts-muted">{since}</span></span>'
         f'<span class="ts-alias-buttons"><button type="button" class="ts-small" '
         f'data-action="history" data-alias="{name}" aria-expanded="{str(is_shown).lower()}">'
-        f'History<span class="ts-hidden"> of {markup.keep(alias.id)}</span></button>{buttons}</span></div>'
+        f'History<span class="ts-hidden"> of {markup.keep(alias.id)}</span></button>'
+        f"{buttons}</span></div>"
         f"{history}</li>"
     )
 
@@ -149,7 +154,8 @@ def _render_buttons(alias: ModelAlias) -> str:
         )
     return roll_back + render_confirmation(
         f'Remove<span class="ts-hidden" translate="no"> {name}</span>',
-        f"Clients that use the name {markup.keep(alias.id, 'b')} will get an error. The model is kept.",
+        f"Clients that use the name {markup.keep(alias.id, 'b')} will get an error. "
+        "The model is kept.",
         f'data-action="remove" data-alias="{name}"',
         "Remove alias",
     )

@@ -46,7 +46,9 @@ def _render_matrix(matrix: ConfusionMatrix, evaluation: StepEvaluation) -> str:
             f'<p class="ts-muted">The API has the confusion matrix of these '
             f"{len(matrix.labels)} classes, at /evaluations.</p>"
         )
-    head = "".join(f'<th scope="col" translate="no">{escape(label)}</th>' for label in matrix.labels)
+    head = "".join(
+        f'<th scope="col" translate="no">{escape(label)}</th>' for label in matrix.labels
+    )
     lines = "".join(
         _render_line(place, label, counts, evaluation)
         for place, (label, counts) in enumerate(zip(matrix.labels, matrix.counts, strict=True))

@@ -81,8 +81,8 @@ def render_differences(jobs: Sequence[Job]) -> str:
 def _render_table(title: str, jobs: Sequence[Job], lines: Mapping[str, Sequence[str]]) -> str:
     head = "".join(
         f'<th scope="col"><i class="ts-swatch ts-swatch-{number}" aria-hidden="true"></i>'
-        f'<a href="./runs?run={quote(job.id)}" data-go="run" data-run="{escape(job.id)}"{mark_name(job)}>'
-        f"{escape(name_job(job))}</a></th>"
+        f'<a href="./runs?run={quote(job.id)}" data-go="run" data-run="{escape(job.id)}"'
+        f"{mark_name(job)}>{escape(name_job(job))}</a></th>"
         for number, job in enumerate(jobs)
     )
     rows = "".join(

@@ -61,7 +61,9 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
     loss = job.progress.loss if job.progress else None
     metric = "" if line.value is None else f"{line.value:.3f}"
     if metric and line.metric != "loss":
-        metric += f' <span class="ts-muted" translate="no">{escape(line.metric.replace("_", " "))}</span>'
+        metric += (
+            f' <span class="ts-muted" translate="no">{escape(line.metric.replace("_", " "))}</span>'
+        )
     cells = (
         ("State", markup.render_badge(job.status)),
         ("Model", _render_name(job.model)),

@@ -159,7 +159,8 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
 
 def _is_own_stage(job: Job, stage: str) -> bool:
     """Return whether a stage is in the words of this page, not in those of the API."""
-    return bool(job.waiting_for) or job.is_paused or stage in markup.STATUS_WORDS.values()
+    is_ours = stage.startswith("Waiting: ") or stage in markup.STATUS_WORDS.values()
+    return is_ours or job.is_paused
 
 
 def has_cancel_request(events: Sequence[Event]) -> bool:

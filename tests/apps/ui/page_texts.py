@@ -1,4 +1,4 @@
-"""The texts of the page, read from its sources: what a visitor may see, as far as it is written there.
+"""The texts of the page, read from its sources, as far as they are written there.
 
 A value that is inserted into a text is `HOLE`.
 """
@@ -76,7 +76,9 @@ class _Texts(HTMLParser):
 def list_sources() -> list[Path]:
     """List the modules of the page, and its scripts apart from the library that draws curves."""
     scripts = (path for path in (UI / "assets").glob("*.js") if path.name != "uplot.js")
-    modules = (path for path in UI.rglob("*.py") if f"{path.relative_to(UI)}" not in _HIDDEN_MODULES)
+    modules = (
+        path for path in UI.rglob("*.py") if f"{path.relative_to(UI)}" not in _HIDDEN_MODULES
+    )
     return sorted([*modules, *scripts])
 
 
@@ -150,9 +152,9 @@ def _list_hidden(tree: ast.AST) -> set[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             found.add(id(node.value))
-        if isinstance(node, ast.Call) and _name_call(node) in _IGNORED_CALLS:
-            if not (isinstance(node.func, ast.Attribute) and _is_gradio(node.func)):
-                found |= {id(one) for one in ast.walk(node)}
+        is_hidden = isinstance(node, ast.Call) and _name_call(node) in _IGNORED_CALLS
+        if is_hidden and not _is_gradio(node.func):
+            found |= {id(one) for one in ast.walk(node)}
     return found
 
 
@@ -186,8 +188,9 @@ def _name_call(node: ast.Call) -> str:
     return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
 
 
-def _is_gradio(func: ast.Attribute) -> bool:
-    return isinstance(func.value, ast.Name) and func.value.id == "gr"
+def _is_gradio(func: ast.expr) -> bool:
+    owner = func.value if isinstance(func, ast.Attribute) else None
+    return isinstance(owner, ast.Name) and owner.id == "gr"
 
 
 def _read_script(content: str) -> Iterator[str]:
@@ -195,5 +198,5 @@ def _read_script(content: str) -> Iterator[str]:
     code = re.sub(r"^\s*//.*$", "", content, flags=re.MULTILINE)
     for found in re.finditer(r'"((?:[^"\\\n])*)"|`((?:[^`\\])*)`', code):
         text = re.sub(r"\$\{[^{}]*\}", HOLE, found[1] if found[1] is not None else found[2])
-        if re.fullmatch(r"[A-Z][a-z]+(?: [\w\0'’,:;%-]+)*[.…]?", text) and " " in text:
+        if re.fullmatch(r"[A-Z][a-z]+(?: [\w\0',:;%-]+)*[.…]?", text) and " " in text:
             yield text

@@ -44,9 +44,7 @@ def test_aliases_can_be_moved_only_with_permission() -> None:
     ]
     html = render_aliases(aliases, ADMIN, None)
     assert html.count('data-action="roll_back"') == 1
-    assert (
-        '<b translate="no">latest</b> will point to <b translate="no">a</b> again' in html
-    )
+    assert '<b translate="no">latest</b> will point to <b translate="no">a</b> again' in html
     assert "new has no earlier model" in html
     assert html.count('data-action="remove"') == 2
     html = render_aliases(aliases, READER, None)
