@@ -135,6 +135,7 @@ def visit(page: Page, address: str, path: str, ready: str = "") -> Page:
     page.goto(f"{address}{path}")
     shown = page.locator(ready or READY[path.partition("?")[0]]).first
     expect(shown).to_be_visible(timeout=PATIENCE_MS)
+    page.wait_for_function("document.documentElement.lang === tuneserveLanguage.wanted()")
     return page
 
 
@@ -165,7 +166,7 @@ def test_page_has_all_texts_in_german(german: Page, address: str, path: str, rea
 def test_settings_and_data_are_in_german(german: Page, address: str) -> None:
     visit(german, address, "/")
     german.locator("#more-settings button").first.click()
-    expect(german.locator("#setting-precision")).to_contain_text("Genauigkeit")
+    expect(german.locator("#setting-precision")).to_contain_text("Rechengenauigkeit")
     german.locator("#settings-export button").first.click()
     expect(german.locator("#import-button")).to_be_visible()
     expect(german.locator("#task input")).to_have_value("Text erzeugen")

@@ -191,8 +191,11 @@ window.tuneserveCurves = (() => {
       const value = document.createElement("span");
       value.textContent = describeY(line.key, ys[ys.length - 1]);
       const isOnly = this.series.every((one) => one.line === line);
-      if (isOnly) entry.append(swatch, "latest ", value);
-      else entry.append(swatch, buildName(line), " ", value);
+      entry.translate = !line.isRun;
+      const latest = document.createElement("span");
+      latest.textContent = "latest";
+      latest.translate = true;
+      entry.append(swatch, isOnly ? latest : buildName(line), " ", value);
       entry.setAttribute("aria-label", `${line.name} ${value.textContent}`);
       entry.addEventListener("click", () => {
         if (!this.hidden.delete(line.name)) this.hidden.add(line.name);

@@ -220,6 +220,13 @@ window.tuneserveLanguage = (() => {
     }
   });
 
+  // Gradio names the language of the browser once it has started.
+  const tagObserver = new MutationObserver(showTag);
+
+  function showTag() {
+    if (document.documentElement.lang !== language) document.documentElement.lang = language;
+  }
+
   // ---- the language
 
   async function show(wanted) {
@@ -238,7 +245,7 @@ window.tuneserveLanguage = (() => {
     if (wanted !== choose()) return; // another one was chosen meanwhile
     language = wanted;
     read(catalogue);
-    document.documentElement.lang = language;
+    showTag();
     observer.disconnect();
     translateTree(document.documentElement);
     if (language !== ENGLISH)
@@ -265,6 +272,8 @@ window.tuneserveLanguage = (() => {
     });
   }
   if (first !== ENGLISH) show(first);
+  if (first !== ENGLISH || !navigator.language?.startsWith(ENGLISH))
+    tagObserver.observe(document.documentElement, { attributeFilter: ["lang"] });
 
   // Whether what is shown is translated, or the same in this language; for tests.
   function isTranslated(node, attribute) {
@@ -273,5 +282,5 @@ window.tuneserveLanguage = (() => {
     return known?.text === text || !WORD.test(text) || lookUp(text.trim().replace(/\s+/g, " ")) !== null;
   }
 
-  return { findLocale, isTranslated, attributes: ATTRIBUTES, kept: KEPT, names: NAMES };
+  return { findLocale, isTranslated, wanted: choose, attributes: ATTRIBUTES, kept: KEPT, names: NAMES };
 })();
