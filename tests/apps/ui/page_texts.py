@@ -152,8 +152,9 @@ def _list_hidden(tree: ast.AST) -> set[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             found.add(id(node.value))
-        is_hidden = isinstance(node, ast.Call) and _name_call(node) in _IGNORED_CALLS
-        if is_hidden and not _is_gradio(node.func):
+        if not isinstance(node, ast.Call) or _is_gradio(node.func):
+            continue
+        if _name_call(node) in _IGNORED_CALLS:
             found |= {id(one) for one in ast.walk(node)}
     return found
 
