@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import LocalServer, StubApi, build_stub
+from tests.apps.stub_evaluations import add_sample_evaluations
 from tests.apps.stub_runs import make_checkpoint, make_metrics
 from tests.apps.ui.page_server import serve_page
 from tests.e2e.stub_pages import READY
@@ -90,6 +91,7 @@ def stub() -> StubApi:
             "confusion_matrix": {"labels": ["Text", "Data"], "counts": [[1, 2], [3, 4]]},
         }
     ]
+    add_sample_evaluations(stub.evaluations_of_models)
     stub.models.append({"id": "Chat", "object": "model", "aliases": ["Data"], "base": False})
     stub.files.append({**stub.files[0], "id": "file-2", "filename": "Runs"})
     stub.rows.rows["file-2"] = [{"prompt": "Question", "completion": "Answer"}]
@@ -134,7 +136,7 @@ def german(browser: Browser, address: str) -> Iterator[Page]:
 def visit(page: Page, address: str, path: str, ready: str = "") -> Page:
     """Open a page, and wait until it is complete."""
     page.goto(f"{address}{path}")
-    shown = page.locator(ready or READY[path.partition("?")[0]]).first
+    shown = page.locator(ready or READY.get(path) or READY[path.partition("?")[0]]).first
     expect(shown).to_be_visible(timeout=PATIENCE_MS)
     page.wait_for_function("document.documentElement.lang === tuneserveLanguage.wanted()")
     return page

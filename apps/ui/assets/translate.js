@@ -5,12 +5,12 @@
 window.tuneserveLanguage = (() => {
   const STORED = "tuneserve-language";
   const ENGLISH = "en";
-  const ATTRIBUTES = ["placeholder", "title", "aria-label", "alt", "data-label", "data-empty"];
+  const ATTRIBUTES = ["placeholder", "title", "aria-label", "alt", "data-label", "data-empty", "label"];
   // What is inside of these is not ours, or is for programs; an element in it may have translate=yes.
   const KEPT = "[translate=no], script, style, pre, code, textarea, time, #model-card h3 ~ *, .example, [data-testid=user], [data-testid=bot]";
   // Entries of menus that begin with a name: only what follows it is translated, and these texts.
-  const NAMES = ".ts-names :is([role=option], [role=combobox], .token)";
-  const OWN_NAMES = new Set(["The bundled handbook", "by its name"]);
+  const NAMES = ".ts-names :is([role=option], [role=combobox], .token, option)";
+  const OWN_NAMES = new Set(["The bundled handbook", "by its name", "No other model"]);
   const PLACEHOLDER = /\{\w*\}/g;
   // A number in a text, with its unit: 12, 1,024, 3.5 GB, 40%, 2 min 5 s. It is {} in the catalogue.
   const UNIT = "(?: ?%| (?:bytes|[kMGT]B|[KMB]|h|min|s)(?![\\w/]))?";

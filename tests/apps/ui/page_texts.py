@@ -40,7 +40,7 @@ NOT_TRANSLATED = {
     f"The texts in the language {HOLE} cannot be read: {HOLE}": "in the browser's console",
 }
 """Texts of the sources that stay English, and why."""
-_HIDDEN_MODULES = ("settings.py", "runs/view_request.py")
+_HIDDEN_MODULES = ("settings.py", "runs/view_request.py", "evaluate/evaluate_request.py")
 """Modules without texts for visitors: descriptions of settings and of what scripts send."""
 _TAG = re.compile(r"</?[a-z]")
 _SENTENCE = re.compile(r"[A-Z\0][^\n]*\s[^\n]*[.!?…]")
@@ -92,6 +92,9 @@ def is_known(text: str, keys: Collection[str]) -> bool:
         return True
     pattern = re.compile(".*?".join(map(re.escape, text.split(HOLE))))
     if any(pattern.fullmatch(key) for key in keys):
+        return True
+    general = re.sub(r"(?<![\w.-])\d+(?:[.,]\d+)*(?!\w)", HOLE, text)  # a number is {} in a key
+    if general != text and is_known(general, keys):
         return True
     for separator in (" · ", r"(?<=[.!?…]) (?=[A-Z\0])"):
         parts = re.split(separator, text)
