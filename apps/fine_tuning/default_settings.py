@@ -27,7 +27,7 @@ from training.task import find_task, list_tasks
 _SERVED_ADAPTER_TASKS = frozenset({DEFAULT_TASK, PREFERENCE_TASK})
 _ADAPTER_TASKS = _SERVED_ADAPTER_TASKS | {"sequence_classification"}
 _MAX_EPOCHS = 1000
-_PRESET_DESCRIPTIONS = {
+PRESET_DESCRIPTIONS = {
     "quick": "At most 20 steps on the first 200 rows: shows that the data and the settings work. "
     "The result has learned little.",
     "balanced": "The default settings of this model.",
@@ -162,7 +162,7 @@ def describe_defaults(models: ModelStore, name: str, task: str | None = None) ->
             "task_settings": own.model_dump(mode="json"),
         },
         "presets": presets,
-        "preset_descriptions": {name: _PRESET_DESCRIPTIONS[name] for name in presets},
+        "preset_descriptions": {name: PRESET_DESCRIPTIONS[name] for name in presets},
         "schema": {key: value for key, value in schema.items() if key not in hidden},
     }
 

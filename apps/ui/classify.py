@@ -17,6 +17,7 @@ from apps.client.errors import ApiClientError
 from apps.client.model_resources import Model
 from apps.client.resources import ScoredLabel, TextLabels, read_resources
 from apps.middleware.body_limit import MAX_IMAGES_BYTES
+from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.notices import show_notice
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
@@ -73,7 +74,7 @@ def render_labels(result: TextLabels) -> str:
 
 def _render_label(scored: ScoredLabel) -> str:
     return (
-        f'<li style="--ts-share:{scored.score:.4f}"><span>{escape(scored.label)}</span>'
+        f'<li style="--ts-share:{scored.score:.4f}">{markup.keep(scored.label)}'
         f"<b>{scored.score:.1%}</b></li>"
     )
 
@@ -88,7 +89,12 @@ class _Page:
         self.note = gr.HTML(elem_id="classify-note", visible=False)
         with gr.Row(equal_height=False):
             with gr.Column(scale=3, min_width=320):
-                self.model = gr.Dropdown(label="Model", elem_id="classify-model", filterable=False)
+                self.model = gr.Dropdown(
+                    label="Model",
+                    elem_id="classify-model",
+                    elem_classes=markup.NAMES,
+                    filterable=False,
+                )
                 with gr.Column() as self.text_input:
                     self.text = gr.Textbox(
                         label="Text", elem_id="classify-text", lines=3, max_lines=12, autofocus=True

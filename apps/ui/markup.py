@@ -1,6 +1,6 @@
 """Parts of all pages as HTML; external text is escaped where it becomes HTML."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from html import escape
 from typing import Literal
@@ -28,6 +28,8 @@ PAGES = (
 TITLES = {**dict(PAGES), "compare": "Compare models"}
 """Titles of all pages; Compare is linked from Chat only."""
 API_PAGE = "api"
+NAMES = "ts-names"
+"""The class of menus whose entries are names, which `translate.js` leaves as they are."""
 UNKNOWN = "–"
 """What is shown for a value that does not exist."""
 _ICONS = {
@@ -57,10 +59,11 @@ _UNITS = (
 )
 
 
-def render_header(current: str | None) -> str:
-    """Render the header of each page: name, links to the pages, choice of the theme.
+def render_header(current: str | None, languages: Iterable[tuple[str, str, str]] = ()) -> str:
+    """Render the header of each page: name, links to the pages, choice of language and theme.
 
-    `current` is the path of the page that is marked; None marks none.
+    `current` is the path of the page that is marked; None marks none. `languages` are tags, names,
+    and addresses of texts.
     """
     links = "".join(_render_link(path, label, current) for path, label in PAGES)
     themes = "".join(
@@ -73,6 +76,7 @@ def render_header(current: str | None) -> str:
         f'<a class="ts-brand" href="./">{_render_icon("brand")}Tuneserve</a>'
         f'<nav aria-label="Pages">{links}</nav>'
         f'<div class="ts-tools">{_render_link(API_PAGE, "HTTP API", current)}'
+        f"{_render_languages(languages)}"
         f'<div class="ts-themes" role="group" aria-label="Theme">{themes}</div></div></header>'
     )
 
@@ -82,17 +86,44 @@ def _render_link(path: str, label: str, current: str | None) -> str:
     return f'<a href="./{path}"{mark}>{_render_icon(path)}<span>{label}</span></a>'
 
 
+def _render_languages(languages: Iterable[tuple[str, str, str]]) -> str:
+    """Render the menu of languages; `translate.js` reads the addresses of the texts from it."""
+    options = "".join(
+        f'<option value="{tag}" lang="{tag}" translate="no" data-texts="{address}">'
+        f"{escape(name)}</option>"
+        for tag, name, address in languages
+    )
+    return (
+        '<select id="language" class="ts-language" aria-label="Language" autocomplete="off">'
+        f"{options}</select>"
+    )
+
+
 def _render_icon(name: str) -> str:
     outline = _ICONS.get(name, "")
     return f'<svg viewBox="0 0 16 16" aria-hidden="true"><path d="{outline}"/></svg>'
 
 
-def render_notice(message: str, kind: str = "info") -> str:
-    """Render a box with a message, or nothing without one; `kind` is info or error."""
+def keep(text: str, tag: str = "span") -> str:
+    """Render a name, or another text that is not translated, as an element of its own."""
+    return f'<{tag} translate="no">{escape(text)}</{tag}>'
+
+
+def keep_english(text: str, tag: str = "span") -> str:
+    """Render a text of the API, which is English in every language of the page."""
+    return f'<{tag} lang="en" translate="no">{escape(text)}</{tag}>'
+
+
+def render_notice(message: str, kind: str = "info", *, of_api: bool = False) -> str:
+    """Render a box with a message, or nothing without one; `kind` is info or error.
+
+    A message `of_api` is not translated.
+    """
     if not message:
         return ""
     role = "alert" if kind == "error" else "status"
-    return f'<div class="ts-notice ts-{escape(kind)}" role="{role}">{escape(message)}</div>'
+    shown = keep_english(message) if of_api else escape(message)
+    return f'<div class="ts-notice ts-{escape(kind)}" role="{role}">{shown}</div>'
 
 
 def render_badge(status: str, elem_id: str | None = None) -> str:
@@ -102,10 +133,12 @@ def render_badge(status: str, elem_id: str | None = None) -> str:
     return f'<span{identity} class="ts-badge ts-{escape(status)}">{escape(word)}</span>'
 
 
-def render_figures(figures: Iterable[tuple[str, str]]) -> str:
-    """Render a row of labelled figures."""
+def render_figures(figures: Iterable[tuple[str, str]], names: Collection[str] = ()) -> str:
+    """Render a row of labelled figures; what the labels in `names` have is not translated."""
     cells = "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in figures
+        f"<div><dt>{escape(label)}</dt>"
+        f"{keep(value, 'dd') if label in names else f'<dd>{escape(value)}</dd>'}</div>"
+        for label, value in figures
     )
     return f'<dl class="ts-figures">{cells}</dl>'
 

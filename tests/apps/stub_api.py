@@ -222,39 +222,40 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             },
             "learning_rate": {
                 "type": "number",
-                "description": "Peak learning rate.",
+                "description": "Peak learning rate of AdamW.",
                 "group": "optimizer",
             },
             "offload_optimizer": {
                 "type": "boolean",
-                "description": "Keep the optimizer's state and step in CPU memory.",
+                "description": "Keep the optimizer's state and step in CPU memory; stages 1 to 3.",
                 "group": "memory",
             },
             "warmup_ratio": {
                 "type": "number",
-                "description": "Share of the steps in which the learning rate rises.",
+                "description": "Share of the steps in which the learning rate rises from 0.",
                 "group": "optimizer",
             },
             "max_length": {
                 "anyOf": [{"type": "integer"}, {"type": "null"}],
-                "description": "Tokens of one row.",
+                "description": "What becomes of a row with more tokens than 'max_length'.",
                 "group": "data",
             },
             "precision": {
                 "type": "string",
                 "enum": ["bf16", "fp32"],
-                "description": "Arithmetic.",
+                "description": "Type of the model's weights as published; 'auto': 'precision'.",
                 "group": "memory",
             },
             "columns": {
                 "type": "object",
-                "description": 'Names, as in {"prompt": "q"}.',
+                "description": "Where the rows' own names differ: our key to theirs, as in "
+                '{"prompt": "question", "completion": "answer"}.',
                 "group": "data",
             },
             "adapter": {"anyOf": [{"type": "object"}, {"type": "null"}], "group": "adapter"},
             "wall_clock_breakdown": {
                 "type": "boolean",
-                "description": "Log times of phases.",
+                "description": "Let DeepSpeed log how long each part of a step takes.",
                 "group": "cluster",
             },
             "task_settings": {"type": "object", "properties": {}},
@@ -267,7 +268,7 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
             training["task_settings"] = {"problem_type": "auto", "labels": []}
             schema["task_settings"]["properties"] = {
                 "problem_type": {"type": "string", "enum": ["auto", "regression"]},
-                "labels": {"type": "array", "description": "Names of the classes."},
+                "labels": {"type": "array"},
             }
         return {
             "object": "fine_tuning.defaults",
@@ -281,9 +282,11 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
                 "adapter": {"adapter": {"rank": 4}, "learning_rate": 0.01},
             },
             "preset_descriptions": {
-                "quick": "Shows that the settings work.",
+                "quick": "At most 20 steps on the first 200 rows: shows that the data and the "
+                "settings work. The result has learned little.",
                 "balanced": "The default settings of this model.",
-                "adapter": "Learns a small addition.",
+                "adapter": "Learns a small addition to the model (LoRA) and leaves its weights as "
+                "they are: less memory, and a result of a few megabytes.",
             },
             "schema": schema,
         }

@@ -78,7 +78,7 @@ def choose_file(page: Page, name: str) -> None:
 
 def list_options(page: Page) -> list[str]:
     page.click("#data-file input")
-    options = page.get_by_role("option")
+    options = page.locator("[role=option]")
     expect(options.first).to_be_visible()
     found = options.all_inner_texts()
     page.keyboard.press("Escape")

@@ -71,6 +71,7 @@ window.tuneserveEvaluate = (() => {
 
     showTitle(name) {
       document.title = `${name || "Evaluate"} · Tuneserve`;
+      document.querySelector("title").translate = !name; // names stay as they are (translate.js)
     }
 
     // ---- requests and messages

@@ -6,7 +6,10 @@ const state = { filter: "", column: null, isDescending: false, focusesHeading: f
 function applyFilter() {
   const rows = [...element.querySelectorAll(".ts-models tbody tr")];
   const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
-  for (const row of rows) row.hidden = !words.every((word) => row.dataset.text.includes(word));
+  for (const row of rows) {
+    const text = `${row.dataset.text} ${row.cells[0].textContent.toLowerCase()}`; // also as translated
+    row.hidden = !words.every((word) => text.includes(word));
+  }
   const count = element.querySelector("#models-count");
   if (!count) return;
   const shown = rows.filter((row) => !row.hidden).length;

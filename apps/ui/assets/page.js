@@ -19,19 +19,24 @@ addEventListener("keydown", (event) => {
   if (event.key === "Tab" && event.target.getAttribute?.("role") === "combobox") event.stopPropagation();
 }, { capture: true });
 
-// Times: <time datetime="…Z"> shows the browser's zone and locale (apps/ui/markup.py).
+// Times: <time datetime="…Z"> shows the browser's zone, in the language of the page (apps/ui/markup.py).
 (() => {
   const day = { day: "numeric", month: "short" };
   const minute = { hour: "2-digit", minute: "2-digit" };
-  const formats = {
-    moment: new Intl.DateTimeFormat(undefined, { ...day, ...minute }),
-    dated: new Intl.DateTimeFormat(undefined, { ...day, ...minute, year: "numeric" }),
-    clock: new Intl.DateTimeFormat(undefined, { ...minute, second: "2-digit" }),
-    full: new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" }),
-    relative: new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" }),
-  };
+  let formats = buildFormats();
   const UNITS = [["year", 31557600], ["month", 2629800], ["week", 604800], ["day", 86400], ["hour", 3600], ["minute", 60]];
   const REFRESH_MS = 20000;
+
+  function buildFormats() {
+    const locale = tuneserveLanguage.findLocale(); // translate.js
+    return {
+      moment: new Intl.DateTimeFormat(locale, { ...day, ...minute }),
+      dated: new Intl.DateTimeFormat(locale, { ...day, ...minute, year: "numeric" }),
+      clock: new Intl.DateTimeFormat(locale, { ...minute, second: "2-digit" }),
+      full: new Intl.DateTimeFormat(locale, { dateStyle: "full", timeStyle: "long" }),
+      relative: new Intl.RelativeTimeFormat(locale, { numeric: "auto", style: "short" }),
+    };
+  }
 
   function describe(moment, kind) {
     if (kind === "clock") return formats.clock.format(moment);
@@ -70,6 +75,10 @@ addEventListener("keydown", (event) => {
       else addedNodes.forEach(showAll);
     }
   }).observe(document.documentElement, { childList: true, characterData: true, subtree: true });
+  document.addEventListener("tuneserve-language", () => {
+    formats = buildFormats();
+    showAll(document.documentElement);
+  });
   setInterval(() => document.querySelectorAll("time[data-moment=relative]").forEach(show), REFRESH_MS);
   showAll(document.documentElement);
 })();

@@ -62,6 +62,14 @@ window.tuneserveCurves = (() => {
     return LABELS[key] ?? (key.startsWith("eval_") ? `Validation: ${words}` : name);
   }
 
+  // The name of a curve: a figure, or a run, whose name is not translated.
+  function buildName({ name, isRun }) {
+    const shown = document.createElement("span");
+    shown.textContent = name;
+    shown.translate = !isRun;
+    return shown;
+  }
+
   const colour = (name) => getComputedStyle(document.body).getPropertyValue(name).trim() || "#888";
 
   // The known points of one column along an axis, without those that cannot be drawn.
@@ -158,11 +166,12 @@ window.tuneserveCurves = (() => {
     describe() {
       const axis = this.choices.axis;
       const shown = this.series.filter((one) => !one.isSmoothed);
-      this.summary.textContent = shown.map(({ line, xs, ys }) => {
+      this.summary.replaceChildren(...shown.flatMap(({ line, xs, ys }) => {
         const lowest = ys.reduce((best, y, index) => (y < ys[best] ? index : best), 0);
         const value = (index) => `${describeY(line.key, ys[index])} at ${AXES[axis]} ${describeX(axis, xs[index])}`;
-        return `${line.name}: ${ys.length} points, first ${value(0)}, latest ${value(ys.length - 1)}, lowest ${value(lowest)}.`;
-      }).join(" ");
+        const text = `: ${ys.length} points, first ${value(0)}, latest ${value(ys.length - 1)}, lowest ${value(lowest)}. `;
+        return [buildName(line), text];
+      }));
       const state = JSON.stringify([shown.map(({ line, ys }) => [line.name, ys[ys.length - 1]]), [...this.hidden]]);
       if (state === this.legendState) return;
       this.legendState = state;
@@ -182,7 +191,11 @@ window.tuneserveCurves = (() => {
       const value = document.createElement("span");
       value.textContent = describeY(line.key, ys[ys.length - 1]);
       const isOnly = this.series.every((one) => one.line === line);
-      entry.append(swatch, isOnly ? "latest " : `${line.name} `, value);
+      entry.translate = !line.isRun;
+      const latest = document.createElement("span");
+      latest.textContent = "latest";
+      latest.translate = true;
+      entry.append(swatch, isOnly ? latest : buildName(line), " ", value);
       entry.setAttribute("aria-label", `${line.name} ${value.textContent}`);
       entry.addEventListener("click", () => {
         if (!this.hidden.delete(line.name)) this.hidden.add(line.name);
@@ -263,13 +276,13 @@ window.tuneserveCurves = (() => {
         if (this.hidden.has(one.line.name)) return [];
         const y = findNearest(one.xs, one.ys, x);
         const suffix = one.isSmoothed ? " smoothed" : "";
-        return y === undefined ? [] : [`${one.line.name}${suffix} ${describeY(one.line.key, y)}`];
+        return y === undefined ? [] : [[buildName(one.line), `${suffix} ${describeY(one.line.key, y)}`]];
       });
       const axis = this.choices.axis;
       const head = axis === "step" ? `Step ${describeX(axis, x)}` : `${describeX(axis, x)}${axis === "elapsed_s" ? "" : " tokens"}`;
-      this.tooltip.replaceChildren(...[head, ...rows].map((text) => {
+      this.tooltip.replaceChildren(...[[head], ...rows].map((parts) => {
         const row = document.createElement("div");
-        row.textContent = text;
+        row.append(...parts);
         return row;
       }));
       const offset = this.plot.over.offsetLeft + left;
@@ -401,7 +414,7 @@ window.tuneserveCurves = (() => {
       for (const key of ["loss", "eval_loss", "learning_rate"]) {
         const found = this.runs.flatMap((run, number) => (
           run?.columns[key]?.some((value) => value !== null)
-            ? [{ key, name: this.name(number), colour: number % NUM_COLOURS, columns: run.columns }] : []
+            ? [{ key, name: this.name(number), isRun: true, colour: number % NUM_COLOURS, columns: run.columns }] : []
         ));
         if (found.length) lines[key] = found;
       }

@@ -67,6 +67,7 @@ window.tuneserveRuns = (() => {
 
     showTitle(name) {
       document.title = name ? `${name} · Tuneserve` : "Runs · Tuneserve";
+      document.querySelector("title").translate = !name; // names stay as they are (translate.js)
     }
 
     // ---- requests and messages
@@ -155,7 +156,8 @@ window.tuneserveRuns = (() => {
       for (const table of this.root.querySelectorAll(".ts-settings")) {
         let isAnyShown = false;
         for (const row of table.tBodies[0].rows) {
-          row.hidden = !row.dataset.text.includes(wanted) || (isChangedOnly && !("changed" in row.dataset));
+          const text = `${row.dataset.text} ${row.cells[0].textContent.toLowerCase()}`; // also as translated
+          row.hidden = !text.includes(wanted) || (isChangedOnly && !("changed" in row.dataset));
           isAnyShown ||= !row.hidden;
         }
         table.hidden = !isAnyShown;

@@ -157,7 +157,7 @@
   function placeProblems() {
     const messages = new Map(problems.map((problem) => [problem.id, problem.message]));
     for (const old of document.querySelectorAll("#training-settings .ts-field-error")) {
-      if (messages.get(old.parentElement.id) === old.textContent) messages.delete(old.parentElement.id);
+      if (messages.get(old.parentElement.id) === old.dataset.message) messages.delete(old.parentElement.id);
       else removeProblem(old);
     }
     for (const [id, message] of messages) addProblem(id, message);
@@ -178,6 +178,7 @@
     shown.id = `${id}-problem`;
     shown.setAttribute("role", "alert");
     shown.textContent = message;
+    shown.dataset.message = message; // what is shown may be translated
     field.append(shown);
     const input = findInput(field);
     input?.setAttribute("aria-invalid", "true");

@@ -32,16 +32,19 @@ def render_note(facts: AnswerFacts) -> str:
         parts.append(f"{facts.seconds:.1f} s")
     if facts.run_id:
         parts.append(f'<a href="./runs?run={quote(facts.run_id, safe="")}">{_name_step(facts)}</a>')
-    line = f'<p class="ts-answered">{" · ".join(parts)}</p>'
+    shown = " · ".join(f"<span>{part}</span>" for part in parts)
+    line = f'<p class="ts-answered" translate="yes">{shown}</p>'
     if facts.is_cut:
-        line += '<p class="ts-answered ts-cut">Cut at the maximum number of tokens.</p>'
+        line += (
+            '<p class="ts-answered ts-cut" translate="yes">Cut at the maximum number of tokens.</p>'
+        )
     return line
 
 
 def _link_model(model: str | None) -> str:
     if not model:
         return "a model without a name"
-    return f'<a href="./models?model={quote(model, safe="")}">{escape(model)}</a>'
+    return f'<a href="./models?model={quote(model, safe="")}" translate="no">{escape(model)}</a>'
 
 
 def _name_step(facts: AnswerFacts) -> str:

@@ -6,6 +6,7 @@ from urllib.parse import quote
 import gradio as gr
 from gradio.blocks import Block
 
+from apps.ui import markup
 from apps.ui.chat.code_panel import CodePanel
 from apps.ui.chat.conversation import Conversation, OpenChat
 from apps.ui.chat.model_menu import ModelMenu
@@ -49,7 +50,13 @@ class ChatLayout:
 
     def _build_models(self) -> None:
         with gr.Row(elem_id="chat-models", equal_height=False):
-            self.model = gr.Dropdown(label="Model", elem_id="chat-model", scale=5, min_width=200)
+            self.model = gr.Dropdown(
+                label="Model",
+                elem_id="chat-model",
+                elem_classes=markup.NAMES,
+                scale=5,
+                min_width=200,
+            )
             with gr.Column(scale=1, min_width=150, elem_id="chat-model-actions"):
                 self.more = gr.Button("Show checkpoints", size="sm", elem_id="chat-checkpoints")
                 self.compare = gr.HTML(render_compare_link(""), elem_id="chat-compare")

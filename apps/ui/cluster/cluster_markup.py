@@ -53,7 +53,8 @@ def render_node(node: ClusterNode) -> str:
     meters += [_render_gpu(gpu) for gpu in node.gpus]
     meters.append(_render_disk(node.disk))
     return (
-        f'<article class="ts-card" aria-label="{escape(node.name)}"><h4>{escape(node.name)}{head}'
+        f'<article class="ts-card" aria-label="{escape(node.name)}">'
+        f"<h4>{markup.keep(node.name)}{head}"
         f'<code title="Id in Ray">{escape(node.id)}</code></h4>{"".join(meters)}</article>'
     )
 
@@ -184,11 +185,11 @@ def _render_models(rows: str) -> str:
 
 def _render_model(model: ServedModel) -> str:
     waiting = f", {model.num_waiting} waiting" if model.num_waiting else ""
-    name = escape(model.id)
+    link = f'<a href="./models?model={quote(model.id)}" translate="no">{escape(model.id)}</a>'
     return (
-        f'<tr><th scope="row"><a href="./models?model={quote(model.id)}">{name}</a></th>'
+        f'<tr><th scope="row">{link}</th>'
         f"<td>{format_bytes(model.memory_bytes)}</td>"
-        f"<td>{model.num_replicas} × {escape(model.deployment)}</td>"
+        f"<td>{model.num_replicas} × {markup.keep(model.deployment)}</td>"
         f"<td>{model.num_running} running{waiting}</td></tr>"
     )
 
@@ -201,9 +202,11 @@ def _render_queue(rows: str) -> str:
 
 def _render_run(run: QueuedRun) -> str:
     name = run.name or f"Fine-tune of {run.model or 'a model'}"
-    reason = f'<span class="ts-muted">{escape(run.waiting_for)}</span>' if run.waiting_for else ""
+    reason = f'<span class="ts-muted">{markup.keep_english(run.waiting_for or "")}</span>'
+    reason = reason if run.waiting_for else ""
+    mark = ' translate="no"' if run.name else ""
     return (
-        f'<li><a href="./runs?run={quote(run.id)}">{escape(name)}</a>'
+        f'<li><a href="./runs?run={quote(run.id)}"{mark}>{escape(name)}</a>'
         f"{markup.render_badge(run.status)}{reason}"
         f'<span class="ts-muted ts-end">{markup.render_moment(run.created_at)}</span></li>'
     )

@@ -62,6 +62,7 @@ class CompareLayout:
             multiselect=True,
             max_choices=MAX_COLUMNS,
             elem_id="compare-models",
+            elem_classes=markup.NAMES,
         )
         self.note = gr.HTML(elem_id="compare-note", visible=False)
         with gr.Row(elem_id="compare-columns", equal_height=True):
@@ -103,19 +104,22 @@ def render_evaluation_link(names: Sequence[str]) -> str:
 def render_head(name: str, model: Model | None) -> str:
     """Render the name of a column's model with links to it and to its run."""
     if model is None:
-        return f"<h2>{escape(name)}</h2>{markup.render_notice(GONE_MODEL.format(name), 'error')}"
-    alias = f"{escape(name)} → " if name != model.id else ""
+        return f"{markup.keep(name, 'h2')}{markup.render_notice(GONE_MODEL.format(name), 'error')}"
+    alias = f"{markup.keep(name)} → " if name != model.id else ""
     parts = []
     if model.kind == "adapter":
-        parts.append(f"adapter of {escape(model.base_model or 'an unknown model')}")
+        base = markup.keep(model.base_model) if model.base_model else "an unknown model"
+        parts.append(f"adapter of {base}")
     if model.base:
         parts.append("base model")
     if model.run_id:
         step = "" if model.checkpoint_step is None else f", step {model.checkpoint_step:,}"
         link = f"./runs?run={quote(model.run_id, safe='')}"
-        parts.append(f'<a href="{link}">run {escape(model.run_id)}</a>{step}')
-    link = f'<a href="./models?model={quote(model.id, safe="")}">{escape(model.id)}</a>'
+        parts.append(f'run <a href="{link}" translate="no">{escape(model.run_id)}</a>{step}')
+    shown = " · ".join(f"<span>{part}</span>" for part in parts)
+    href = f"./models?model={quote(model.id, safe='')}"
+    link = f'<a href="{href}" translate="no">{escape(model.id)}</a>'
     return (
         f'<h2 class="ts-compare-name">{alias}{link}</h2>'
-        f'<p class="ts-compare-origin">{" · ".join(parts) or "a model"}</p>'
+        f'<p class="ts-compare-origin">{shown or "a model"}</p>'
     )

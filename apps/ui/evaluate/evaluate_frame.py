@@ -3,6 +3,7 @@
 It never changes, so what a visitor chooses and enters in it stays.
 """
 
+from apps.ui import markup
 from apps.ui.evaluate.metric_cards import METRICS
 from apps.ui.evaluate.start_form import DEFAULT_ROWS, DEFAULT_TOKENS, MAX_ROWS, MAX_TOKENS
 
@@ -15,7 +16,8 @@ def _render_menu(name: str, label: str, none: str = "") -> str:
     option = f'<option value="">{none}</option>' if none else ""
     return (
         f'<div class="ts-field"><label for="field-{name}">{label}</label>'
-        f'<select id="field-{name}" data-field="{name}" aria-describedby="problem-{name}">{option}'
+        f'<select id="field-{name}" class="{markup.NAMES}" data-field="{name}" '
+        f'aria-describedby="problem-{name}">{option}'
         f'</select><p class="ts-problem" id="problem-{name}"></p></div>'
     )
 

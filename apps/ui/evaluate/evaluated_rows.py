@@ -5,6 +5,7 @@ from html import escape
 
 from apps.client.evaluation_resources import EvaluatedAnswer, EvaluationRow
 from apps.client.evaluations import RowFilter
+from apps.ui import markup
 from apps.ui.evaluate.word_marks import mark_answer
 
 MAX_CHARACTERS = 4000
@@ -43,21 +44,22 @@ def render_evaluated_row(row: EvaluationRow) -> str:
 def _render_box(content: str) -> str:
     """Render a text; a long one scrolls, so that the keyboard must reach it."""
     if not content:
-        return '<div class="ts-eval-text"><i>empty</i></div>'
+        return '<div class="ts-eval-text" translate="no"><i translate="yes">empty</i></div>'
     if len(content) <= MAX_UNSCROLLED:
-        return f'<div class="ts-eval-text">{content}</div>'
-    return f'<div class="ts-eval-text ts-eval-long" tabindex="0">{content}</div>'
+        return f'<div class="ts-eval-text" translate="no">{content}</div>'
+    return f'<div class="ts-eval-text ts-eval-long" translate="no" tabindex="0">{content}</div>'
 
 
 def _render_answer(answer: EvaluatedAnswer, expected: str) -> str:
     if answer.error is not None:
-        content, note = f'<p class="ts-eval-fault">{escape(answer.error)}</p>', ""
+        content, note = f'<p class="ts-eval-fault">{markup.keep_english(answer.error)}</p>', ""
         verdict = '<span class="ts-verdict ts-is-wrong">✗ failed</span>'
     else:
         content, note = _mark(answer, expected)
         verdict = _render_verdict(answer)
     return (
-        f'<div class="ts-eval-answer"><p class="ts-eval-label">{escape(answer.model)}{verdict}</p>'
+        f'<div class="ts-eval-answer"><p class="ts-eval-label">'
+        f"{markup.keep(answer.model)}{verdict}</p>"
         f'{_render_box(content)}<p class="ts-eval-note">{note}</p></div>'
     )
 

@@ -58,7 +58,7 @@ def _render_chosen_model(model: str) -> str:
     if not model:
         return ""
     return (
-        f'<span class="ts-muted">of <b>{escape(model)}</b></span> '
+        f'<span class="ts-muted">of {markup.keep(model, "b")}</span> '
         '<a href="./evaluate" data-go="all">Show all</a>'
     )
 
@@ -86,7 +86,8 @@ def render_evaluation_line(evaluation: Evaluation, names: Mapping[str, str]) -> 
 def _render_lines(lines: Sequence[str]) -> str:
     """Render one line for each model, so that names and metrics are beside each other."""
     spans = "".join(
-        f'<span class="ts-cut" title="{escape(line)}">{escape(line)}</span>' for line in lines
+        f'<span class="ts-cut" translate="no" title="{escape(line)}">{escape(line)}</span>'
+        for line in lines
     )
     return f'<span class="ts-eval-lines">{spans}</span>'
 
@@ -119,8 +120,8 @@ def _render_source(evaluation: Evaluation, names: Mapping[str, str]) -> str:
     most = "at most " if evaluation.num_rows is None else ""
     if evaluation.job:
         link = f"./runs?run={quote(evaluation.job, safe='')}"
-        source = f'validation of <a href="{link}">{escape(evaluation.job)}</a>'
+        source = f'validation of <a href="{link}" translate="no">{escape(evaluation.job)}</a>'
     else:
         file_id = evaluation.file or ""
-        source = escape(names.get(file_id) or file_id)
+        source = markup.keep(names.get(file_id) or file_id)
     return f'{source}<span class="ts-muted"> · {most}{count:,} {rows}</span>'

@@ -77,10 +77,10 @@ def name_evaluation(evaluation: Evaluation) -> str:
 def render_head(evaluation: Evaluation) -> str:
     """Render the name and the status of an evaluation, and why it failed."""
     error = evaluation.error
-    notice = markup.render_notice(error.message, "error") if error is not None else ""
+    notice = markup.render_notice(error.message, "error", of_api=True) if error is not None else ""
     return (
         f'<div class="ts-run-head" data-evaluation="{escape(evaluation.id)}">'
-        f"<h2>{escape(name_evaluation(evaluation))}</h2>"
+        f"{markup.keep(name_evaluation(evaluation), 'h2')}"
         f"{markup.render_badge(evaluation.status, 'evaluation-status')}</div>{notice}"
     )
 
@@ -158,8 +158,8 @@ async def _render_source(client: ApiClient, evaluation: Evaluation) -> str:
         with suppress(RequestRefusedError):
             name = name_job(await client.jobs.get(evaluation.job))
         link = f"./runs?run={quote(evaluation.job, safe='')}"
-        return f'Validation rows of <a href="{link}">{escape(name)}</a> · {created}'
+        return f'Validation rows of <a href="{link}" translate="no">{escape(name)}</a> · {created}'
     name = evaluation.file or ""
     with suppress(RequestRefusedError):
         name = (await client.files.get(name)).filename or name
-    return f"Rows of {escape(name)} · {created}"
+    return f"Rows of {markup.keep(name)} · {created}"

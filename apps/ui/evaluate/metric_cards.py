@@ -113,8 +113,9 @@ def _render_figure(model: EvaluatedModel, metric: Metric, is_better: bool) -> st
 def render_model_name(model: EvaluatedModel) -> str:
     """Render the id of a model as a link, after the alias by which it was requested."""
     alias = model.requested if model.requested not in ("", model.model) else ""
-    link = f'<a href="./models?model={quote(model.model, safe="")}">{escape(model.model)}</a>'
-    return f"{escape(alias)} → {link}" if alias else link
+    href = f"./models?model={quote(model.model, safe='')}"
+    link = f'<a href="{href}" translate="no">{escape(model.model)}</a>'
+    return f"{markup.keep(alias)} → {link}" if alias else link
 
 
 def describe_rows(model: EvaluatedModel) -> str:

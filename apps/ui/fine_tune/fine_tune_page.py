@@ -71,7 +71,12 @@ class FineTunePage:
         )
         with gr.Row(equal_height=False):
             with gr.Column(scale=2, min_width=320):
-                self.model = gr.Dropdown(label="Base model", elem_id="base-model", filterable=False)
+                self.model = gr.Dropdown(
+                    label="Base model",
+                    elem_id="base-model",
+                    elem_classes=markup.NAMES,
+                    filterable=False,
+                )
                 self.facts = gr.HTML(elem_id="model-facts")
                 self.files = FileMenu(client, uploads)
                 self.data = self.files.menu

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import gradio as gr
 from gradio.components import Component
 
+from apps.ui import markup
+
 LABELS = {
     "micro_batch_tokens": "Tokens per micro batch",
     "micro_batch_size": "Rows per micro batch",
@@ -78,7 +80,13 @@ def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
     elem_id = find_elem_id(key)
     if "enum" in schema:
         return gr.Dropdown(
-            schema["enum"], value=value, label=label, info=info, elem_id=elem_id, interactive=True
+            schema["enum"],
+            value=value,
+            label=label,
+            info=info,
+            elem_id=elem_id,
+            elem_classes=markup.NAMES,
+            interactive=True,
         )
     if schema.get("type") == "boolean":
         return gr.Checkbox(value, label=label, info=info, elem_id=elem_id, interactive=True)

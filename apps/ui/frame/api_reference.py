@@ -8,7 +8,7 @@ from html import escape
 from shlex import quote
 from typing import Any
 
-from apps.ui.markup import API_PAGE
+from apps.ui.markup import API_PAGE, keep_english
 
 _METHODS = ("get", "post", "put", "delete")
 _GROUPS = {
@@ -92,11 +92,14 @@ def _name_anchor(group: str) -> str:
 def _render_call(call: ApiCall, schemas: Mapping[str, Any]) -> str:
     summary, _, rest = str(call.operation.get("description", "")).partition("\n\n")
     summary = summary or str(call.operation.get("summary", ""))
-    paragraphs = "".join(f"<p>{escape(part)}</p>" for part in rest.split("\n\n") if part.strip())
+    paragraphs = "".join(
+        f"{keep_english(part, 'p')}" for part in rest.split("\n\n") if part.strip()
+    )
     example = escape(build_curl(call, schemas)).replace(_ORIGIN, "<span data-origin></span>")
     return (
-        f'<details class="ts-call" data-method="{call.method}"><summary><b>{call.method}</b>'
-        f"<code>{escape(call.path)}</code><span>{escape(summary)}</span></summary>"
+        f'<details class="ts-call" data-method="{call.method}"><summary>'
+        f'<b translate="no">{call.method}</b>'
+        f"<code>{escape(call.path)}</code>{keep_english(summary)}</summary>"
         f"<div>{paragraphs}{_render_parameters(call)}"
         f'<pre tabindex="0" aria-label="Example for curl">{example}</pre></div></details>'
     )
@@ -104,7 +107,8 @@ def _render_call(call: ApiCall, schemas: Mapping[str, Any]) -> str:
 
 def _render_parameters(call: ApiCall) -> str:
     rows = "".join(
-        f"<tr><td><code>{escape(str(one.get('name')))}</code></td><td>{escape(str(one.get('in')))}"
+        f"<tr translate='no' lang='en'>"
+        f"<td><code>{escape(str(one.get('name')))}</code></td><td>{escape(str(one.get('in')))}"
         f"{', required' if one.get('required') else ''}</td>"
         f"<td>{escape(_describe_schema(one.get('schema', {})))}</td>"
         f"<td>{escape(str(one.get('description', '')))}</td></tr>"

@@ -1,4 +1,4 @@
-"""Scripts, styles and the icon of our own, which the page serves as `page-assets/NAME`."""
+"""Scripts, styles, translations and the icon, which the page serves as `page-assets/NAME`."""
 
 from functools import cache
 from hashlib import sha256
@@ -7,6 +7,7 @@ from pathlib import Path
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 
 ASSETS = Path(__file__).parent.parent / "assets"
+LANGUAGES = ASSETS / "languages"
 FRAME_STYLE = "frame.css"
 FOREVER = "private, max-age=31536000, immutable"
 """The cache control of what has another address when its content is another."""
@@ -19,7 +20,14 @@ def link_asset(name: str) -> str:
 
 @cache
 def _hash_asset(name: str) -> str:
-    return sha256((ASSETS / name).read_bytes()).hexdigest()[:12]
+    path = _find_asset(name)
+    return "" if path is None else sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def _find_asset(name: str) -> Path | None:
+    """Return the file with a name, which comes from a browser; None if there is none."""
+    paths = (path for folder in (ASSETS, LANGUAGES) for path in folder.iterdir())
+    return next((path for path in paths if path.name == name and path.is_file()), None)
 
 
 def list_page_styles() -> list[Path]:
@@ -29,7 +37,7 @@ def list_page_styles() -> list[Path]:
 
 def send_asset(name: str, version: str | None = None) -> Response:
     """Answer with a file in `assets`, or 404; browsers keep it if they asked for its version."""
-    path = next((path for path in ASSETS.iterdir() if path.name == name), None)
+    path = _find_asset(name)
     if path is None:
         return PlainTextResponse("not found", 404)
     caching = FOREVER if version == _hash_asset(name) else "no-cache"

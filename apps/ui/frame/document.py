@@ -10,6 +10,7 @@ from html import escape
 
 from apps.ui import markup
 from apps.ui.frame.assets import ASSETS, FRAME_STYLE, link_asset
+from apps.ui.frame.languages import list_languages
 
 _THEME_HASH = re.compile(r'"theme_hash": ?"(\w+)"')
 _BODY = re.compile(r"<body\b[^>]*>")
@@ -52,14 +53,14 @@ def _render_head(title: str, theme_hash: str) -> str:
         f'<link rel="icon" href="{link_asset("icon.svg")}" type="image/svg+xml">'
         f'<link rel="stylesheet" href="{theme}">'
         f'<link rel="stylesheet" href="{link_asset(FRAME_STYLE)}">'
+        f'<script src="{link_asset("translate.js")}" defer></script>'
         f'<script src="{link_asset("page.js")}" defer></script>'
     )
 
 
 def _render_top(current: str | None) -> str:
-    return (
-        f'<a class="ts-skip" href="#content">Skip to the content</a>{markup.render_header(current)}'
-    )
+    header = markup.render_header(current, list_languages())
+    return f'<a class="ts-skip" href="#content">Skip to the content</a>{header}'
 
 
 @cache

@@ -12,8 +12,8 @@ from apps.ui.protection.route_allowlist import find_route
 _GRADIO_MARK = b"<gradio-app"
 _NOT_FOUND = (
     "<p>There is no page at this address.</p>"
-    '<p><a href="./">Start a fine-tune</a>, look at the <a href="./runs">runs</a>, or '
-    '<a href="./chat">chat</a> with a model.</p>'
+    '<p><a href="./">Start a fine-tune</a> · <a href="./runs">Runs</a> · '
+    '<a href="./chat">Chat</a></p>'
 )
 
 

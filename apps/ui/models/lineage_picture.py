@@ -12,6 +12,7 @@ from urllib.parse import quote
 from apps.client.model_resources import Model
 
 MAX_CHILDREN = 12
+CHECKPOINT = "Checkpoint"
 _MAX_EPOCH = 1e6  # more than any training has; JSON's integers have no limit
 
 
@@ -105,7 +106,7 @@ def _list_checkpoints(model: Model, lineage: Mapping[str, object]) -> list[Box]:
     )
     notes += [f"loss {model.metrics['loss']:.3f}"] if "loss" in model.metrics else []
     href = None if model.run_id is None else f"./runs?run={quote(model.run_id)}"
-    return [Box("Checkpoint", f"Step {model.checkpoint_step:,}", href, tuple(notes))]
+    return [Box(CHECKPOINT, f"Step {model.checkpoint_step:,}", href, tuple(notes))]
 
 
 def _link_model(kind: str, name: str, known: set[str], notes: tuple[str, ...] = ()) -> Box:
@@ -131,13 +132,14 @@ def _render_chain(box: Box) -> str:
 
 
 def _render_box(box: Box, style: str) -> str:
+    mark = "" if box.kind == CHECKPOINT else ' translate="no"'  # "Step 12" is no name
     name = escape(box.name)
     if box.href is not None:
-        name = f'<a href="{escape(box.href)}"{_mark_link(box.href)}>{name}</a>'
+        name = f'<a href="{escape(box.href)}"{_mark_link(box.href)}{mark}>{name}</a>'
     elif box.is_current:
-        name = f'<span aria-current="true">{name}</span>'
+        name = f'<span aria-current="true"{mark}>{name}</span>'
     else:
-        name = f"<span>{name}</span>"
+        name = f"<span{mark}>{name}</span>"
     notes = "".join(f"<small>{escape(note)}</small>" for note in box.notes)
     return f'<div class="{style}"><b>{escape(box.kind)}</b>{name}{notes}</div>'
 
@@ -151,7 +153,7 @@ def _render_children(model: Model, models: Sequence[Model]) -> str:
     if not children:
         return ""
     links = ", ".join(
-        f'<a href="./models?model={quote(one.id)}" data-open>{escape(one.id)}</a>'
+        f'<a href="./models?model={quote(one.id)}" data-open translate="no">{escape(one.id)}</a>'
         for one in children[:MAX_CHILDREN]
     )
     num_more = len(children) - MAX_CHILDREN

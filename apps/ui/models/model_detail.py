@@ -64,7 +64,7 @@ def render_model(view: ModelView) -> str:
     own = [alias for alias in view.aliases if alias.model == model.id]
     return (
         '<p class="ts-back"><a href="./models" data-open>← All models</a></p>'
-        f'<h2 tabindex="-1">{escape(model.id)}</h2>'
+        f'<h2 tabindex="-1" translate="no">{escape(model.id)}</h2>'
         f'<p class="ts-muted">{kind} · {escape(task)} · created '
         f"{markup.render_moment(model.created)}</p>"
         f"{_render_figures(view)}{_render_buttons(view)}"
@@ -96,7 +96,7 @@ def _render_figures(view: ModelView) -> str:
     for name, value in model.metrics.items():
         label = METRIC_NAMES.get(name, name.removeprefix("eval_").replace("_", " ").capitalize())
         figures.append((label, f"{value:.3f}"))
-    return markup.render_figures(figures)
+    return markup.render_figures(figures, ["Data type"])
 
 
 def _render_buttons(view: ModelView) -> str:
@@ -141,7 +141,7 @@ def _render_deletion(view: ModelView) -> str:
         )
     return render_confirmation(
         "Delete",
-        f"All files of <b>{escape(model.id)}</b> ({format_bytes(model.bytes)}) will be deleted. "
+        f"All files of {markup.keep(model.id, 'b')} ({format_bytes(model.bytes)}) will be deleted. "
         "This cannot be undone.",
         f'data-action="delete" data-model="{escape(model.id)}"',
         "Delete model",
@@ -190,9 +190,10 @@ def _render_facts(view: ModelView) -> str:
         "Step": model.checkpoint_step,
         "Learned": _read(lineage.get("data"), "description"),
     }
-    parts = [_render_pairs({name: value for name, value in facts.items() if value is not None})]
+    known = {name: value for name, value in facts.items() if value is not None}
+    parts = [_render_pairs(known, are_labelled=True)]
     if card.fault:
-        parts.append(markup.render_notice(card.fault, "error"))
+        parts.append(markup.render_notice(card.fault, "error", of_api=True))
     files = {file.name: format_bytes(file.bytes) for file in card.files}
     parts.append(_fold(f"Files ({len(files)})", _render_pairs(files)))
     if isinstance(spec, Mapping) and spec:
@@ -211,9 +212,11 @@ def _fold(title: str, content: str) -> str:
     return f'<details class="ts-fold"><summary>{escape(title)}</summary>{content}</details>'
 
 
-def _render_pairs(pairs: Mapping[str, object]) -> str:
+def _render_pairs(pairs: Mapping[str, object], *, are_labelled: bool = False) -> str:
+    """Render names with their values; only names that are labels of this page are translated."""
     rows = "".join(
-        f"<div><dt>{escape(str(name))}</dt><dd>{escape(_show_value(value))}</dd></div>"
+        f"<div><dt>{escape(name) if are_labelled else markup.keep(name)}</dt>"
+        f"{markup.keep(_show_value(value), 'dd')}</div>"
         for name, value in pairs.items()
     )
     return f'<dl class="ts-pairs">{rows}</dl>'

@@ -1,7 +1,6 @@
 """The evaluations of one model as HTML: its metrics, and what it was compared with."""
 
 from collections.abc import Sequence
-from html import escape
 from urllib.parse import quote
 
 from apps.client.evaluation_resources import Evaluation
@@ -32,7 +31,7 @@ def render_evaluations(model_id: str, evaluations: Sequence[Evaluation]) -> str:
 def _render_line(model_id: str, evaluation: Evaluation) -> str:
     own = next((one for one in evaluation.models if one.model == model_id), None)
     others = [one.model for one in evaluation.models if one is not own]
-    name = f"compared with {escape(others[0])}" if own and others else "alone"
+    name = f"compared with {markup.keep(others[0])}" if own and others else "alone"
     metrics = "".join(
         f"<td>{markup.UNKNOWN if own is None else format_metric(own, metric)}</td>"
         for metric in METRICS

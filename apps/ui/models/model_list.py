@@ -65,7 +65,9 @@ def _render_head(place: int, name: str) -> str:
 
 def _render_row(model: Model) -> str:
     loss = find_loss(model)
-    aliases = "".join(f'<span class="ts-alias">{escape(name)}</span>' for name in model.aliases)
+    aliases = "".join(
+        f'<span class="ts-alias" translate="no">{escape(name)}</span>' for name in model.aliases
+    )
     kind = "adapter" if model.kind == "adapter" else "base" if model.base else ""
     kind_mark = f'<span class="ts-kind">{kind}</span>' if kind else ""
     task = "" if model.task == "causal_lm" else TASKS.get(model.task, model.task)
@@ -78,11 +80,12 @@ def _render_row(model: Model) -> str:
         + _render_cell(
             0,
             model.id,
-            f'<a href="./models?model={quote(model.id)}" data-open>{escape(model.id)}</a>'
+            f'<a href="./models?model={quote(model.id)}" data-open translate="no">'
+            f"{escape(model.id)}</a>"
             f"{kind_mark}{task_mark}{aliases}",
         )
-        + _render_cell(1, model.tuned_from or "", escape(model.tuned_from or "–"))
-        + _render_cell(2, model.data or "", escape(model.data or "–"))
+        + _render_cell(1, model.tuned_from or "", markup.keep(model.tuned_from or "–"))
+        + _render_cell(2, model.data or "", markup.keep(model.data or "–"))
         + _render_cell(3, "" if loss is None else str(loss), "–" if loss is None else f"{loss:.3f}")
         + _render_cell(4, str(model.bytes), format_bytes(model.bytes))
         + _render_cell(5, str(-model.created), markup.render_moment(model.created, "relative"))
@@ -121,13 +124,15 @@ def _render_alias(alias: ModelAlias, *, may_move: bool, shown: HandoverHistory |
     buttons = _render_buttons(alias) if may_move else ""
     history = render_history(shown) if shown is not None and is_shown else ""
     return (
-        f'<li><div class="ts-alias-line"><span class="ts-alias">{name}</span>'
+        f'<li><div class="ts-alias-line"><span class="ts-alias" translate="no">{name}</span>'
         f'<span class="ts-alias-target"><span aria-hidden="true">→ </span>'
-        f'<a href="./models?model={quote(alias.model)}" data-open>{escape(alias.model)}</a> '
+        f'<a href="./models?model={quote(alias.model)}" data-open translate="no">'
+        f"{escape(alias.model)}</a> "
         f'<span class="ts-muted">{since}</span></span>'
         f'<span class="ts-alias-buttons"><button type="button" class="ts-small" '
         f'data-action="history" data-alias="{name}" aria-expanded="{str(is_shown).lower()}">'
-        f'History<span class="ts-hidden"> of {name}</span></button>{buttons}</span></div>'
+        f'History<span class="ts-hidden"> of {markup.keep(alias.id)}</span></button>'
+        f"{buttons}</span></div>"
         f"{history}</li>"
     )
 
@@ -142,14 +147,15 @@ def _render_buttons(alias: ModelAlias) -> str:
         )
     else:
         roll_back = render_confirmation(
-            f'Roll back<span class="ts-hidden"> {name}</span>',
-            f"<b>{name}</b> will point to <b>{escape(target)}</b> again.",
+            f'Roll back<span class="ts-hidden" translate="no"> {name}</span>',
+            f"{markup.keep(alias.id, 'b')} will point to {markup.keep(target, 'b')} again.",
             f'data-action="roll_back" data-alias="{name}"',
             "Roll back",
         )
     return roll_back + render_confirmation(
-        f'Remove<span class="ts-hidden"> {name}</span>',
-        f"Clients that use the name <b>{name}</b> will get an error. The model is kept.",
+        f'Remove<span class="ts-hidden" translate="no"> {name}</span>',
+        f"Clients that use the name {markup.keep(alias.id, 'b')} will get an error. "
+        "The model is kept.",
         f'data-action="remove" data-alias="{name}"',
         "Remove alias",
     )
@@ -183,10 +189,10 @@ def _render_move(move: AliasMove) -> str:
     if move.model is None:
         return "<b>Removed</b>"
     verb = "Rolled back to" if move.rollback else "Moved to"
-    return f"<b>{verb}</b> {escape(move.model)}"
+    return f"<b>{verb}</b> {markup.keep(move.model)}"
 
 
 def _render_event(event: AliasEvent) -> str:
     word = OUTCOMES.get(event.outcome, event.outcome)
     outcome = f'<span class="ts-badge ts-handover-{escape(event.outcome)}">{escape(word)}</span>'
-    return f"{outcome} {escape(event.message or event.model)}"
+    return f"{outcome} {markup.keep_english(event.message or event.model)}"

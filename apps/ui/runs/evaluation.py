@@ -46,7 +46,9 @@ def _render_matrix(matrix: ConfusionMatrix, evaluation: StepEvaluation) -> str:
             f'<p class="ts-muted">The API has the confusion matrix of these '
             f"{len(matrix.labels)} classes, at /evaluations.</p>"
         )
-    head = "".join(f'<th scope="col">{escape(label)}</th>' for label in matrix.labels)
+    head = "".join(
+        f'<th scope="col" translate="no">{escape(label)}</th>' for label in matrix.labels
+    )
     lines = "".join(
         _render_line(place, label, counts, evaluation)
         for place, (label, counts) in enumerate(zip(matrix.labels, matrix.counts, strict=True))
@@ -69,4 +71,4 @@ def _render_line(place: int, label: str, counts: Sequence[int], evaluation: Step
     )
     value = evaluation.metrics.get(f"f1/{label}")
     f1 = markup.UNKNOWN if value is None else f"{value:.3f}"
-    return f'<tr><th scope="row">{escape(label)}</th>{cells}<td>{f1}</td></tr>'
+    return f'<tr><th scope="row" translate="no">{escape(label)}</th>{cells}<td>{f1}</td></tr>'

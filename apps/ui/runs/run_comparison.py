@@ -10,8 +10,8 @@ from apps.client.resources import Job, Metrics
 from apps.ui import markup
 from apps.ui.fine_tune.setting_fields import flatten, label_setting
 from apps.ui.runs.curves import MAX_COMPARED_POINTS, Column, select_columns
-from apps.ui.runs.run_markup import name_data, name_job, render_duration
-from apps.ui.runs.run_settings import write_setting
+from apps.ui.runs.run_markup import mark_name, name_data, name_job, render_duration
+from apps.ui.runs.run_settings import render_value
 from apps.ui.runs.tab_state import Content
 from apps.ui.runs.view_request import ViewRequest
 
@@ -53,8 +53,8 @@ def render_figures(jobs: Sequence[Job], curves: Sequence[Sequence[Metrics]]) -> 
     """Render the status and the newest figures of each run, one column per run."""
     lines = {
         "State": [markup.render_badge(job.status) for job in jobs],
-        "Model": [escape(job.model) for job in jobs],
-        "Data": [escape(name_data(job)) for job in jobs],
+        "Model": [markup.keep(job.model) for job in jobs],
+        "Data": [markup.keep(name_data(job)) for job in jobs],
         "Steps": [f"{metrics[-1].step:,}" if metrics else UNEQUAL for metrics in curves],
         "Loss": [_find_last(metrics, "loss") for metrics in curves],
         "Validation loss": [_find_last(metrics, "eval_loss") for metrics in curves],
@@ -69,7 +69,7 @@ def render_differences(jobs: Sequence[Job]) -> str:
     settings = [flatten(job.training) for job in jobs]
     keys = dict.fromkeys(key for values in settings for key in values)
     lines = {
-        escape(label_setting(key)): [escape(write_setting(values.get(key))) for values in settings]
+        escape(label_setting(key)): [render_value(values.get(key)) for values in settings]
         for key in keys
         if any(values.get(key) != settings[0].get(key) for values in settings)
     }
@@ -81,8 +81,8 @@ def render_differences(jobs: Sequence[Job]) -> str:
 def _render_table(title: str, jobs: Sequence[Job], lines: Mapping[str, Sequence[str]]) -> str:
     head = "".join(
         f'<th scope="col"><i class="ts-swatch ts-swatch-{number}" aria-hidden="true"></i>'
-        f'<a href="./runs?run={quote(job.id)}" data-go="run" data-run="{escape(job.id)}">'
-        f"{escape(name_job(job))}</a></th>"
+        f'<a href="./runs?run={quote(job.id)}" data-go="run" data-run="{escape(job.id)}"'
+        f"{mark_name(job)}>{escape(name_job(job))}</a></th>"
         for number, job in enumerate(jobs)
     )
     rows = "".join(

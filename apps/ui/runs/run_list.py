@@ -6,7 +6,13 @@ from urllib.parse import quote
 from apps.client.client import ApiClient
 from apps.client.resources import Job
 from apps.ui import markup
-from apps.ui.runs.run_markup import measure_share, name_data, name_job, render_duration
+from apps.ui.runs.run_markup import (
+    mark_name,
+    measure_share,
+    name_data,
+    name_job,
+    render_duration,
+)
 from apps.ui.runs.sparklines import Sparkline, Sparklines, draw
 from apps.ui.runs.tab_state import Content
 from apps.ui.runs.view_request import ViewRequest
@@ -55,7 +61,9 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
     loss = job.progress.loss if job.progress else None
     metric = "" if line.value is None else f"{line.value:.3f}"
     if metric and line.metric != "loss":
-        metric += f' <span class="ts-muted">{escape(line.metric.replace("_", " "))}</span>'
+        metric += (
+            f' <span class="ts-muted" translate="no">{escape(line.metric.replace("_", " "))}</span>'
+        )
     cells = (
         ("State", markup.render_badge(job.status)),
         ("Model", _render_name(job.model)),
@@ -72,14 +80,14 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
     return (
         f'<tr data-run="{run}"><td class="ts-choice"><input type="checkbox" data-select="{run}" '
         f'aria-label="Select {name}"></td><th scope="row"><a href="./runs?run={quote(job.id)}" '
-        f'data-go="run" data-run="{run}">{name}</a></th>{shown}</tr>'
+        f'data-go="run" data-run="{run}"{mark_name(job)}>{name}</a></th>{shown}</tr>'
     )
 
 
 def _render_progress(job: Job) -> str:
     progress = job.progress
     if progress is None or not progress.step:
-        return f'<span class="ts-muted">{escape(job.waiting_for or "")}</span>'
+        return f'<span class="ts-muted">{markup.keep_english(job.waiting_for or "")}</span>'
     share = measure_share(job)
     if share is None:
         return f"step {progress.step:,}"
@@ -91,7 +99,7 @@ def _render_progress(job: Job) -> str:
 
 def _render_name(name: str) -> str:
     """Render a name that may be cut off, with the whole name as its title."""
-    return f'<span class="ts-cut" title="{escape(name)}">{escape(name)}</span>'
+    return f'<span class="ts-cut" translate="no" title="{escape(name)}">{escape(name)}</span>'
 
 
 def _render_started(job: Job) -> str:

@@ -15,11 +15,12 @@ WRITE_JOBS = "jobs.write"
 
 def render_run(job: Job, stage: str) -> str:
     """Render the status of a run: name, model, data, times and progress."""
-    error = markup.render_notice(job.error.message, "error") if job.error else ""
+    error = markup.render_notice(job.error.message, "error", of_api=True) if job.error else ""
     return (
-        f'<div class="ts-run-head" data-run="{escape(job.id)}"><h2>{escape(name_job(job))}</h2>'
+        f'<div class="ts-run-head" data-run="{escape(job.id)}">'
+        f"<h2{mark_name(job)}>{escape(name_job(job))}</h2>"
         f"{markup.render_badge(job.status, 'run-status')}</div>"
-        f'<p class="ts-muted">{escape(job.model)} on {escape(name_data(job))} · '
+        f'<p class="ts-muted">{markup.keep(job.model)} on {markup.keep(name_data(job))} · '
         f"{_render_begin(job)}</p>{error}{_render_progress(job, stage)}"
     )
 
@@ -47,7 +48,8 @@ def _render_progress(job: Job, stage: str) -> str:
     cells = markup.render_figures(figures).removesuffix("</dl>") or '<dl class="ts-figures">'
     if duration := render_duration(job):
         cells += f"<div><dt>Duration</dt><dd>{duration}</dd></div>"
-    stage_line = "" if job.is_final else f'<p id="run-stage" class="ts-stage">{escape(stage)}</p>'
+    shown = escape(stage) if _is_own_stage(job, stage) else markup.keep_english(stage)
+    stage_line = "" if job.is_final else f'<p id="run-stage" class="ts-stage">{shown}</p>'
     return f"{_render_bar(job)}{cells}</dl>{stage_line}"
 
 
@@ -124,13 +126,18 @@ def render_event(event: Event) -> str:
     """Render one event."""
     return (
         f'<li class="ts-{escape(event.level)}">{markup.render_moment(event.created_at, "clock")}'
-        f"<span>{escape(event.message)}</span></li>"
+        f"{markup.keep_english(event.message)}</li>"
     )
 
 
 def name_job(job: Job) -> str:
     """Return a run's display name: its suffix, else its new model, else a text with its base."""
     return job.user_provided_suffix or job.fine_tuned_model or f"Fine-tune of {job.model}"
+
+
+def mark_name(job: Job) -> str:
+    """Return the attribute of an element with the display name of a run: names stay as they are."""
+    return ' translate="no"' if job.user_provided_suffix or job.fine_tuned_model else ""
 
 
 def name_data(job: Job) -> str:
@@ -148,6 +155,12 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
         return job.progress.stage
     messages = (event.message for event in events if event.type != "metrics")
     return next(messages, markup.STATUS_WORDS.get(job.status, job.status))
+
+
+def _is_own_stage(job: Job, stage: str) -> bool:
+    """Return whether a stage is in the words of this page, not in those of the API."""
+    is_ours = stage.startswith("Waiting: ") or stage in markup.STATUS_WORDS.values()
+    return is_ours or job.is_paused
 
 
 def has_cancel_request(events: Sequence[Event]) -> bool:

@@ -48,7 +48,8 @@ def render_result(job: Job, model: Model | None, access: Access, merge: Merge | 
         return f'<p class="ts-muted">The model <code>{escape(name)}</code> was deleted.</p>'
     page, elem_id, label = find_trial(job)
     marks = "".join(
-        f'<span class="ts-badge ts-succeeded">{escape(alias)}</span>' for alias in model.aliases
+        f'<span class="ts-badge ts-succeeded" translate="no">{escape(alias)}</span>'
+        for alias in model.aliases
     )
     return (
         f'<h3>Result</h3><p class="ts-result"><code>{escape(name)}</code>{marks}</p>'

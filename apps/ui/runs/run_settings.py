@@ -8,6 +8,7 @@ from typing import NamedTuple
 from apps.client.client import ApiClient
 from apps.client.errors import RequestRefusedError
 from apps.client.resources import Defaults, Job
+from apps.ui import markup
 from apps.ui.fine_tune.setting_fields import flatten, flatten_schemas, label_setting
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -111,12 +112,18 @@ def _render_setting(setting: Setting) -> str:
     changed, default = "", ""
     if setting.is_changed:
         changed = ' class="ts-changed" data-changed'
-        default = f' <span class="ts-muted">default {escape(write_setting(setting.default))}</span>'
+        default = f' <span class="ts-muted">default {render_value(setting.default)}</span>'
     return (
         f'<tr{changed} data-text="{escape(f"{label} {setting.key}".lower())}">'
         f'<th scope="row" title="{escape(setting.description)}">{escape(label)}</th>'
-        f"<td>{escape(write_setting(setting.value))}{default}</td></tr>"
+        f"<td>{render_value(setting.value)}{default}</td></tr>"
     )
+
+
+def render_value(value: object) -> str:
+    """Render a value; those of a spec are the same in every language."""
+    text = write_setting(value)
+    return escape(text) if isinstance(value, bool) or text == NOT_SET else markup.keep(text)
 
 
 def write_setting(value: object) -> str:

@@ -62,7 +62,8 @@ _RUN = f"""
       <section id="run-evaluation" data-part="run-evaluation" aria-label="Evaluation"></section>
       <section id="run-checkpoints" data-part="run-checkpoints" aria-label="Checkpoints"></section>
       <section id="run-events" aria-label="Events"><h3>Events</h3>
-        <ol class="ts-events" data-list="events" tabindex="0" aria-label="Events"></ol></section>
+        <ol class="ts-events" data-list="events" tabindex="0" aria-label="Events"
+          data-empty="None yet."></ol></section>
       <details id="run-log"><summary>Log</summary>
         <div class="ts-toolbar">
           <input type="search" id="log-search" maxlength="200" placeholder="Find in the whole log"

@@ -127,7 +127,11 @@ class ColumnMapping:
             with gr.Row():
                 self.menus = [
                     gr.Dropdown(
-                        elem_id=f"column-{number}", visible=False, filterable=False, min_width=150
+                        elem_id=f"column-{number}",
+                        elem_classes=markup.NAMES,
+                        visible=False,
+                        filterable=False,
+                        min_width=150,
                     )
                     for number in range(NUM_MENUS)
                 ]

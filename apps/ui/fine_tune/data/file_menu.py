@@ -96,7 +96,9 @@ class FileMenu:
         self._client = client
         self._uploads = uploads
         self.remembered = gr.Textbox(visible="hidden", elem_id="remembered-file", show_label=False)
-        self.menu = gr.Dropdown(label="Data", elem_id="data-file", filterable=False)
+        self.menu = gr.Dropdown(
+            label="Data", elem_id="data-file", elem_classes=markup.NAMES, filterable=False
+        )
         self.shows_all = gr.Checkbox(
             label="Also list files that cannot be used", elem_id="show-all-files", visible=False
         )

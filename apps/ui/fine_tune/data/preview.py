@@ -68,12 +68,12 @@ def _render_labelled(preview: Preview) -> str:
         figures.append(("Labels", f"{len(preview.label_counts):,}"))
     rows = "".join(
         f'<div class="ts-row"><span class="ts-line">{name_row(row.number, row.line)}</span>'
-        f'<div class="ts-tokens">{escape(" / ".join(row.texts))} '
+        f'<div class="ts-tokens" translate="no">{escape(" / ".join(row.texts))} '
         f'<mark class="ts-learned">{escape(", ".join(row.labels))}</mark></div></div>'
         for row in preview.rows
     )
     return (
-        f"{markup.render_figures(figures)}{_render_ignored(preview.ignored_keys)}"
+        f"{markup.render_figures(figures, ['Columns'])}{_render_ignored(preview.ignored_keys)}"
         '<p class="ts-legend">The first rows, with their labels '
         '<mark class="ts-learned">marked</mark>.</p>'
         f'<div class="ts-rows">{rows}</div>'
@@ -105,10 +105,11 @@ def _render_row(row: Row) -> str:
     name = f"{name_row(row.number, row.line)}{VERDICTS[row.is_preferred]}"
     tokens = "".join(_render_token(token) for token in row.tokens[:MAX_SHOWN_TOKENS])
     hidden = len(row.tokens) - MAX_SHOWN_TOKENS
-    rest = f'<span class="ts-muted"> … {hidden:,} more tokens</span>' if hidden > 0 else ""
+    more = f'<span class="ts-muted" translate="yes"> … {hidden:,} more tokens</span>'
+    rest = more if hidden > 0 else ""
     return (
         f'<div class="ts-row"><span class="ts-line">{name}</span>'
-        f'<div class="ts-tokens">{tokens}{rest}</div></div>'
+        f'<div class="ts-tokens" translate="no">{tokens}{rest}</div></div>'
     )
 
 

@@ -134,10 +134,10 @@ def _describe_nothing(page: FileRowPage, search: str) -> str:
 def _render_row(row: FileRow, search: str) -> str:
     name = name_row(row.number, row.line)
     if row.fault is not None:
-        content = f'<p class="ts-fault">Cannot be read: {escape(row.fault)}</p>'
+        content = f'<p class="ts-fault">Cannot be read: {markup.keep_english(row.fault)}</p>'
     else:
         values = "".join(_render_value(value, search) for value in row.values)
-        content = f'<dl class="ts-values">{values}</dl>'
+        content = f'<dl class="ts-values" translate="no">{values}</dl>'
     num_hidden = row.num_values - len(row.values)
     if num_hidden > 0:
         content += f'<p class="ts-muted">… {num_hidden:,} more</p>'
@@ -158,12 +158,13 @@ def _render_value(value: RowValue, search: str) -> str:
 
 def _render_text(value: RowValue, search: str) -> str:
     rest = value.num_characters - len(value.text)
-    end = f'<span class="ts-muted"> … {rest:,} more characters</span>' if rest > 0 else ""
+    more = f'<span class="ts-muted" translate="yes"> … {rest:,} more characters</span>'
+    end = more if rest > 0 else ""
     if len(value.text) <= SHORT_CHARACTERS:
         return mark_found(value.text, search) + end
     short = mark_found(value.text[:SHORT_CHARACTERS], search)
     return (
-        f"<details><summary>{short}<u>… more</u></summary>"
+        f'<details><summary>{short}<u translate="yes">… more</u></summary>'
         f"{mark_found(value.text[SHORT_CHARACTERS:], search)}{end}</details>"
     )
 

@@ -184,7 +184,7 @@ def _render_list(title: str, rows: Sequence[RowFinding], count: int) -> str:
         return ""
     lines = "".join(
         f"<tr><th scope='row'>{escape(name_row(row.number, row.line))}</th>"
-        f"<td>{escape(row.reason)}</td><td><code>{escape(row.content)}</code></td></tr>"
+        f"<td>{markup.keep_english(row.reason)}</td><td><code>{escape(row.content)}</code></td></tr>"
         for row in rows
     )
     shown = f", the first {len(rows)}" if count > len(rows) else ""

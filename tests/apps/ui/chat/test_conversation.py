@@ -56,7 +56,7 @@ def test_streamed_answer_ends_with_note_of_its_model(api: StubApi) -> None:
     text, note = content
     assert text == current[-1]
     assert isinstance(note, gr.HTML)
-    assert ">base-tuned</a> · 3 tokens" in note.value
+    assert ">base-tuned</a></span> · <span>3 tokens" in note.value
     assert {step.conversation.model_id for step in steps} == {"base-tuned"}
     assert [step.note for step in steps if step.note] == []
 

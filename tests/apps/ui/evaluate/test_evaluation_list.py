@@ -69,7 +69,7 @@ def test_line_has_the_metrics_of_each_model() -> None:
 
 def test_rows_of_a_run_are_linked() -> None:
     html = render(file=None, job="ftjob-1", num_rows=1)
-    assert 'validation of <a href="./runs?run=ftjob-1">ftjob-1</a>' in html
+    assert 'validation of <a href="./runs?run=ftjob-1" translate="no">ftjob-1</a>' in html
     assert "1 row</span>" in html
 
 

@@ -53,14 +53,16 @@ def test_rows_are_paged_and_filtered(samples: StubApi) -> None:
 
 def test_name_of_the_rows_is_requested_once(samples: StubApi) -> None:
     first = read(samples)
-    assert "Rows of handbook.jsonl" in first.parts["evaluation-source"]
+    assert 'Rows of <span translate="no">handbook.jsonl</span>' in first.parts["evaluation-source"]
     _, state = write_message(first, TabState())
     assert "evaluation-source" not in read(samples, state).parts
 
 
 def test_source_is_its_id_if_it_is_gone(samples: StubApi) -> None:
     samples.evaluations_of_models.evaluations["eval-1"]["file"] = "file-gone"
-    assert "Rows of file-gone" in read(samples).parts["evaluation-source"]
+    assert (
+        'Rows of <span translate="no">file-gone</span>' in read(samples).parts["evaluation-source"]
+    )
     samples.evaluations_of_models.evaluations["eval-1"]["job"] = "ftjob-gone"
     assert ">ftjob-gone</a>" in read(samples).parts["evaluation-source"]
 

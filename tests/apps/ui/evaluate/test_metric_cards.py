@@ -51,7 +51,7 @@ def test_cards_mark_better_values_by_words() -> None:
         ]
     )
     tuned, base = html.split("<article")[1:]
-    assert 'latest → <a href="./models?model=tuned">tuned</a>' in tuned
+    assert 'latest</span> → <a href="./models?model=tuned" translate="no">tuned</a>' in tuned
     assert "12 rows, 2 failed" in tuned
     assert re.findall(r'data-metric="(\w+)"><dt>[^<]*</dt><dd>[^<]*<span', tuned) == ["exact_match"]
     assert re.findall(r'data-metric="(\w+)"><dt>[^<]*</dt><dd>[^<]*<span', base) == ["perplexity"]

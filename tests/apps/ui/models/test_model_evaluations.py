@@ -16,7 +16,7 @@ def make_evaluation(*names: str) -> Evaluation:
 
 def test_metrics_of_the_model_are_shown() -> None:
     html = render_evaluations("tuned", [make_evaluation("base", "tuned"), make_evaluation("tuned")])
-    assert "compared with base" in html
+    assert 'compared with <span translate="no">base</span>' in html
     assert "75.0%" in html
     assert "alone" in html
     assert 'href="./evaluate?evaluation=eval-1"' in html

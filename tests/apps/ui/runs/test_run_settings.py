@@ -40,7 +40,7 @@ def test_all_settings_are_shown_in_groups(api: StubApi) -> None:
     assert "2 of 5 differ from the defaults." in html
     assert html.count("data-changed") == 2
     assert html.index("<caption>Data") < html.index("Columns") < html.index("<caption>Optimisation")
-    assert "default 3</span>" in html
+    assert 'default <span translate="no">3</span></span>' in html
     assert 'data-text="learning rate learning_rate"' in html
 
 
