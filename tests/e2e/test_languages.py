@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 __all__ = ["browser"]
 
 CARD = {
-    "id": "base-tuned",
+    "license": "apache-2.0",
     "files": [{"name": "Data", "bytes": 10}],
     "num_parameters": 1_000_000,
     "dtype": "float32",
@@ -92,6 +92,7 @@ def stub() -> StubApi:
         }
     ]
     add_sample_evaluations(stub.evaluations_of_models)
+    stub.runs.cards |= dict.fromkeys(("base", "base-tuned", "Chat"), CARD)
     stub.models.append({"id": "Chat", "object": "model", "aliases": ["Data"], "base": False})
     stub.files.append({**stub.files[0], "id": "file-2", "filename": "Runs"})
     stub.rows.rows["file-2"] = [{"prompt": "Question", "completion": "Answer"}]
@@ -101,10 +102,6 @@ def stub() -> StubApi:
 @pytest.fixture(scope="module")
 def address(stub: StubApi) -> Iterator[str]:
     app = build_stub(stub)
-
-    @app.get("/v1/models/{model_id}/card")
-    def get_card(model_id: str) -> dict[str, Any]:
-        return {**CARD, "id": model_id}
 
     @app.get("/v1/models/{model_id}/lineage")
     def get_lineage(model_id: str) -> dict[str, Any]:
