@@ -195,8 +195,9 @@ class EvaluationQueue:
 
     async def _fail(self, evaluation_id: str, code: str | None, message: str) -> None:
         self._rescan_at = 0.0
+        message = clean_text(message)
         logger.warning("evaluation %s failed: %s", evaluation_id, message)
-        text = clean_text(message.replace(str(self._layout.root), "<storage>"))
+        text = message.replace(str(self._layout.root), "<storage>")
         failure = EvaluationFailure(code=code, message=text)
         try:
             record = await asyncio.to_thread(self._store.get, evaluation_id)
