@@ -18,10 +18,11 @@ from apps.evaluations.evaluation_requests import parse_evaluation
 from apps.evaluations.evaluation_run import EvaluationRun, write_to_end
 from apps.evaluations.evaluation_store import EvaluationStore
 from apps.evaluations.model_answers import AnswerSource, ModelFailedError, Patience
-from apps.evaluations.row_questions import RowsTooSlowError, clean_text, describe_slow_rows
+from apps.evaluations.row_questions import RowsTooSlowError, describe_slow_rows
 from apps.fine_tuning.validation.row_thread import RowThread
 from serving.errors import ServingError
 from storage.layout import StorageLayout
+from system.utf8 import clean_text
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from apps.evaluations.evaluation_record import StoredAnswer
-from apps.evaluations.row_questions import Question, clean_text
+from apps.evaluations.row_questions import Question
 from apps.evaluations.text_metrics import (
     compute_perplexity,
     compute_rouge_l,
@@ -26,6 +26,7 @@ from serving.errors import (
 )
 from serving.openai.completion import CompletionRequest, parse_completion_request
 from serving.wire import Piece, ValidRequest, WholeAnswer
+from system.utf8 import clean_text
 
 logger = logging.getLogger(__name__)
 

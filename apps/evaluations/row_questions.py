@@ -7,7 +7,7 @@ and chat template.
 import json
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from apps.fine_tuning.rows.timed_file import TimedRowFile
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from system.library_imports import import_transformers
+from system.utf8 import clean_text
 from training.data.faults import DataError, RowFault
 from training.settings.task_settings import DEFAULT_TASK, PREFERENCE_TASK
 from training.spec import SettingError, TrainingSpec
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 1 << 24
 """Most tokens of all questions and expected answers of one model: 64 MB."""
-_BATCH_ROWS, _BATCH_BYTES = 64, 1 << 18
+_BATCH_ROWS = 64
 _PLAIN_ROLES = {"user", "assistant"}
 
 
@@ -116,10 +117,12 @@ class _RowReading:
     _num_tokens: int = 0
 
     def read(self, layout: StorageLayout, asked: FileSpec) -> None:
+        from training.data.row_stream import form_batches
+
         tokenizer = _load_own_tokenizer(layout, asked)
         source = self._open_source(asked)
         with closing(_open_reader(asked.spec, source, tokenizer)) as reader:
-            batches = _form_batches(self._parse(source, reader))
+            batches = form_batches(self._parse(source, reader), _BATCH_ROWS)
             for row, encoded in reader.encode(batches):
                 if reader.format == "text":
                     raise DataError(
@@ -217,19 +220,6 @@ def _open_reader(
     )
 
 
-def _form_batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    batch: list[Any] = []
-    num_bytes = 0
-    for row in rows:
-        if batch and (len(batch) == _BATCH_ROWS or num_bytes + row.size_bytes > _BATCH_BYTES):
-            yield batch
-            batch, num_bytes = [], 0
-        batch.append(row)
-        num_bytes += row.size_bytes
-    if batch:
-        yield batch
-
-
 def _split_sample(
     sample: "TokenSample", row: Any, tokenizer: "PreTrainedTokenizerBase"
 ) -> Question:
@@ -265,11 +255,6 @@ def describe_prompt(messages: Sequence[Mapping[str, Any]], learned: Sequence[boo
     return clean_text(
         "\n\n".join(f"{message.get('role')}: {_describe_content(message)}" for message in before)
     )
-
-
-def clean_text(text: str) -> str:
-    """Return text that can be encoded as UTF-8: rows may have half of a surrogate pair."""
-    return text.encode(errors="replace").decode()
 
 
 def _describe_content(message: Mapping[str, Any]) -> str:

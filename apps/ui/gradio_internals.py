@@ -26,4 +26,4 @@ def build_without_apps() -> Iterator[None]:
 
 
 def _make_nothing(*_: Any, **__: Any) -> None:
-    """Stand in for the function that makes an application."""
+    """Replace the function that makes an application."""

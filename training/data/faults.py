@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from system.utf8 import clean_text
+
 RowRole = Literal["training", "validation"]
 
 MAX_LINES_SHOWN = 20
@@ -103,7 +105,7 @@ class IgnoredKeys:
             self.counts[name] = self.counts.get(name, 0) + num_rows
 
     def _choose_name(self, name: str) -> str:
-        shown = name[:_MAX_VALUE_CHARACTERS].encode(errors="replace").decode()
+        shown = clean_text(name[:_MAX_VALUE_CHARACTERS])
         is_known = shown in self.counts or len(self.counts) < _MAX_NAMES_COUNTED
         return shown if is_known else OTHER_KEYS
 
@@ -138,5 +140,5 @@ def show_value(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (ValueError, RecursionError):
         text = type(value).__name__
-    text = text.encode(errors="replace").decode()
+    text = clean_text(text)
     return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"

@@ -67,7 +67,7 @@ class RowStream(Generic[Parsed, Encoded]):
     ) -> Generator[Encoded, None, None]:
         """Yield samples as `encode` does, but leave it to the caller to check the counts."""
         with closing(self._reader):
-            batches = _form_batches(self._parse(num_rows, on_read))
+            batches = form_batches(self._parse(num_rows, on_read))
             for row, encoded in self._reader.encode(batches):
                 if not isinstance(encoded, RowFault) and encoded.is_part:
                     self.counts.num_split += self._is_first(row, "split")
@@ -131,11 +131,12 @@ class RowStream(Generic[Parsed, Encoded]):
         return is_first
 
 
-def _form_batches(rows: Iterable[Parsed]) -> Iterator[list[Parsed]]:
+def form_batches(rows: Iterable[Parsed], max_rows: int = _BATCH_ROWS) -> Iterator[list[Parsed]]:
+    """Yield batches of at most `max_rows` rows and 256 KiB; a larger row is a batch of its own."""
     batch: list[Parsed] = []
     num_bytes = 0
     for row in rows:
-        if batch and (len(batch) == _BATCH_ROWS or num_bytes + row.size_bytes > _BATCH_BYTES):
+        if batch and (len(batch) == max_rows or num_bytes + row.size_bytes > _BATCH_BYTES):
             yield batch
             batch, num_bytes = [], 0
         batch.append(row)

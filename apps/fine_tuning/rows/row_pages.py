@@ -17,6 +17,7 @@ from apps.file_store import FileStore
 from apps.fine_tuning.rows.shown_row import RowPlace, ShownRowObject, contains, describe_row
 from apps.fine_tuning.rows.timed_file import RowsTimeoutError, TimedRowFile
 from storage.layout import StorageLayout
+from system.utf8 import clean_text
 from training.data.faults import DataError
 from training.task import find_task, list_tasks
 
@@ -161,7 +162,7 @@ def _list_columns(record: object) -> list[str]:
     """Return the columns of a record; those with names that no setting can have are left out."""
     names = [str(key) for key in record] if isinstance(record, Mapping) else []
     kept = [name for name in names if len(name) <= _MAX_NAME_CHARACTERS]
-    return [name.encode(errors="replace").decode() for name in kept[:_MAX_COLUMNS]]
+    return [clean_text(name) for name in kept[:_MAX_COLUMNS]]
 
 
 def _list_rows(

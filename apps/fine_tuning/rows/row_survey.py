@@ -23,6 +23,7 @@ from apps.fine_tuning.rows.survey_objects import (
     SurveyCounts,
 )
 from storage import durable
+from system.utf8 import clean_text
 from training.data.faults import DataError, RowFault, RowFaultLog
 from training.data.files.kinds import Record
 from training.data.prepare import hash_parts
@@ -159,7 +160,7 @@ class _NotedRows:
             text = json.dumps(record, ensure_ascii=False, default=str)
         except (ValueError, RecursionError):
             return
-        excerpt = text[:_EXCERPT_CHARACTERS].encode(errors="replace").decode()
+        excerpt = clean_text(text[:_EXCERPT_CHARACTERS])
         self.excerpts[number] = excerpt
         if number > MAX_COMPARED_ROWS:
             return
@@ -229,7 +230,7 @@ class _SurveyPass:
                     "object": f"file.{kind}",
                     "number": number,
                     "line": line,
-                    "reason": reason.encode(errors="replace").decode(),
+                    "reason": clean_text(reason),
                     "content": excerpt,
                     "first_number": first,
                 }

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypedDict
 
+from system.utf8 import clean_text
 from training.data.faults import RowFault
 
 MAX_VALUES = 40
@@ -54,11 +55,11 @@ def describe_row(place: RowPlace, record: object, max_characters: int) -> ShownR
     for kind, name, text in () if fault else list_values(record):
         num_values += 1
         if len(values) < MAX_VALUES:
-            shown = _clean(text[:left])
+            shown = clean_text(text[:left])
             left -= len(shown)
             values.append(
                 {
-                    "name": _clean(name[:_MAX_NAME_CHARACTERS]),
+                    "name": clean_text(name[:_MAX_NAME_CHARACTERS]),
                     "kind": kind,
                     "text": shown,
                     "num_characters": len(text),
@@ -114,8 +115,3 @@ def _write(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (ValueError, RecursionError):
         return type(value).__name__
-
-
-def _clean(text: str) -> str:
-    """Return text that can be encoded as UTF-8: rows may have half of a surrogate pair."""
-    return text.encode(errors="replace").decode()

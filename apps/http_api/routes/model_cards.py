@@ -19,6 +19,7 @@ from storage.durable import DamagedDirectoryError
 from storage.manifest import read_manifest
 from storage.regular_file import open_regular
 from storage.versioned_json import NewerFormatError
+from system.utf8 import clean_text
 
 router = APIRouter(prefix="/v1/models")
 
@@ -130,15 +131,10 @@ def _describe_config(model: StoredModel) -> Mapping[str, object]:
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     lengths = (_find_int(config, key) for key in _CONTEXT_KEYS)
     return {
-        "architecture": _make_printable(first) if isinstance(first, str) else None,
+        "architecture": clean_text(first) if isinstance(first, str) else None,
         "context_length": next(filter(None, lengths), None),
         "rank": _find_int(config, "r") if model.is_adapter else None,
     }
-
-
-def _make_printable(text: str) -> str:
-    """Replace what has no UTF-8: JSON can escape half of a character."""
-    return text.encode(errors="replace").decode()
 
 
 def _find_int(config: Mapping[str, Any], key: str) -> int | None:

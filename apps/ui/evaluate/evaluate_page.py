@@ -25,13 +25,12 @@ from apps.ui.evaluate.evaluation_list import read_evaluation_list
 from apps.ui.evaluate.evaluation_view import read_evaluation
 from apps.ui.evaluate.start_form import explain_refusal, read_form
 from apps.ui.runs.tab_state import Content, TabMessage, TabState, write_message
+from apps.ui.tab_frame import build_tab_frame
 
 LIST_INTERVALS_S = (3.0, 10.0)
 EVALUATION_INTERVALS_S = (2.0, 30.0)
 """Seconds between refreshes while a shown evaluation is active, and otherwise."""
-SCRIPTS = "".join(f'<script src="page-assets/{name}.js"></script>' for name in ("tab", "evaluate"))
-START_JS = """window.tuneserveEvaluate.start(element, props, watch,
-  (asked) => trigger("ask", asked), (change) => trigger("act", change));"""
+SCRIPTS = ("tab", "evaluate")
 
 
 class _EvaluateHandlers:
@@ -106,28 +105,11 @@ class _EvaluateHandlers:
 def build_evaluate_page(client: ApiClient) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _EvaluateHandlers(client)
-    state = gr.State(TabState())
-    frame = gr.HTML(
-        None,
-        html_template=EVALUATE_FRAME,
-        js_on_load=START_JS,
-        head=SCRIPTS,
-        apply_default_css=False,
-        elem_id="evaluate-page",
-    )
-    frame.ask(
+    build_tab_frame(
+        EVALUATE_FRAME,
+        "evaluate-page",
+        SCRIPTS,
+        "window.tuneserveEvaluate.start",
         page.update_evaluations,
-        state,
-        [frame, state],
-        trigger_mode="multiple",  # the script waits for each answer; Gradio would drop its data
-        show_progress="hidden",
-        api_visibility="private",
-    )
-    frame.act(
         page.change_evaluations,
-        state,
-        [frame, state],
-        trigger_mode="multiple",
-        show_progress="hidden",
-        api_visibility="private",
     )

@@ -30,16 +30,12 @@ from apps.ui.runs.view_request import (
     read_action_request,
     read_view_request,
 )
+from apps.ui.tab_frame import build_tab_frame
 
 LIST_INTERVALS_S = (3.0, 10.0)
 RUN_INTERVALS_S = (2.0, 10.0)
 """Seconds between refreshes while a shown run is active, and otherwise."""
-SCRIPTS = "".join(
-    f'<script src="page-assets/{name}.js"></script>'
-    for name in ("uplot", "run_curves", "tab", "runs")
-)
-START_JS = """window.tuneserveRuns.start(element, props, watch, (asked) => trigger("ask", asked),
-  (change) => trigger("act", change));"""
+SCRIPTS = ("uplot", "run_curves", "tab", "runs")
 
 
 async def read_content(
@@ -124,28 +120,6 @@ class _Page:
 def build_runs_page(client: ApiClient) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client)
-    state = gr.State(TabState())
-    frame = gr.HTML(
-        None,
-        html_template=FRAME,
-        js_on_load=START_JS,
-        head=SCRIPTS,
-        apply_default_css=False,
-        elem_id="runs-page",
-    )
-    frame.ask(
-        page.update_runs,
-        state,
-        [frame, state],
-        trigger_mode="multiple",  # the script waits for each answer; Gradio would drop its data
-        show_progress="hidden",
-        api_visibility="private",
-    )
-    frame.act(
-        page.change_run,
-        state,
-        [frame, state],
-        trigger_mode="multiple",
-        show_progress="hidden",
-        api_visibility="private",
+    build_tab_frame(
+        FRAME, "runs-page", SCRIPTS, "window.tuneserveRuns.start", page.update_runs, page.change_run
     )

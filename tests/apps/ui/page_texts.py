@@ -85,7 +85,7 @@ def list_sources() -> list[Path]:
 def is_known(text: str, keys: Collection[str]) -> bool:
     """Return whether a text, or each sentence or item of it, is among the English texts `keys`.
 
-    A hole stands for anything, also for an element that separates two texts.
+    A hole matches anything, also an element that separates two texts.
     """
     text = text.strip()
     if text in keys or not re.search(r"[^\W\d_]{2}", text):
