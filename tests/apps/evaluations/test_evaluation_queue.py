@@ -1,6 +1,7 @@
 """Evaluations from their creation to their end: metrics, restarts, cancellation, refusals."""
 
 import asyncio
+import errno
 import json
 import math
 import threading
@@ -308,6 +309,47 @@ async def test_answers_are_not_late_while_generators_start(
     created = await evaluations.create({"models": ["tiny"], "file": ten_rows, "max_rows": 1})
     record = await finish(evaluations, layout, created)
     assert (record.status, record.models[0].num_failed) == ("succeeded", 0)
+
+
+async def test_lasting_system_error_fails_only_its_own_evaluation(
+    evaluations: EvaluationQueue, layout: StorageLayout, ten_rows: str
+) -> None:
+    body = {"models": ["tiny"], "file": ten_rows, "max_rows": 2}
+    broken, other = await evaluations.create(body), await evaluations.create(body)
+    (layout.evaluations.find(broken["id"]) / ROWS_NAME).mkdir()  # reading it raises an OSError
+    assert (await finish(evaluations, layout, other)).status == "succeeded"
+    record = await finish(evaluations, layout, broken)
+    assert record.status == "failed"
+    assert record.error is not None
+    assert record.error.code == "system_error"
+    assert "8 attempts were interrupted by a system error (Is a directory)" in record.error.message
+    assert str(layout.root) not in record.error.message
+
+
+async def test_interrupted_evaluation_is_queued_and_succeeds_once_the_error_is_gone(
+    evaluations: EvaluationQueue,
+    layout: StorageLayout,
+    ten_rows: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, add_row, num_attempts = EvaluationStore(layout), EvaluationStore.add_row, 0
+
+    def add_one(self: EvaluationStore, evaluation_id: str, row: StoredRow) -> None:
+        """Add one row per attempt: each makes progress."""
+        nonlocal num_attempts
+        if row.number % 2 == 0 and row.number > num_attempts:
+            num_attempts = row.number
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add_row(self, evaluation_id, row)
+
+    monkeypatch.setattr(EvaluationStore, "add_row", add_one)
+    monkeypatch.setattr("apps.evaluations.evaluation_queue.MAX_ATTEMPTS", 2)
+    created = await evaluations.create({"models": ["tiny"], "file": ten_rows})
+    await evaluations.start_next()
+    await wait_for(lambda: num_attempts == 2, 30, "the evaluation is interrupted")
+    await wait_for(lambda: store.get(created["id"]).status == "queued", 30, "it is queued again")
+    record = await finish(evaluations, layout, created)
+    assert (record.status, record.num_done, num_attempts) == ("succeeded", 10, 10)
 
 
 @pytest.mark.parametrize(
