@@ -12,7 +12,6 @@ from apps.evaluations.evaluation_record import (
     StoredRow,
 )
 
-RowFilter = Literal["all", "different", "wrong"]
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _ANSWER_COLUMNS = (
     *("model", "text", "finish_reason", "exact_match", "contains", "rouge_l", "perplexity"),
@@ -139,20 +138,6 @@ def _describe_answer(answer: StoredAnswer) -> EvaluatedAnswerObject:
         "perplexity": answer.perplexity,
         "error": answer.error,
     }
-
-
-def filter_rows(rows: Iterable[StoredRow], chosen: RowFilter) -> Generator[StoredRow]:
-    """Yield all rows, those whose answers differ, or those with an answer that is not exact.
-
-    With one model, the answers that differ are those that are not exact.
-    """
-    for row in rows:
-        if (
-            chosen == "all"
-            or (chosen == "different" and row.is_different)
-            or (chosen == "wrong" and not row.is_exact)
-        ):
-            yield row
 
 
 def write_rows_csv(
