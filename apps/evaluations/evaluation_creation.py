@@ -57,7 +57,7 @@ class EvaluationCreator:
         training = {**chosen.training, **request.training}
         num_checked = min(request.max_rows, _NUM_CHECKED_ROWS)
         for model in models:
-            self._check_rows(chosen.parts[0], model, training, num_checked)
+            self._check_parts(chosen.parts, model, training, num_checked)
         return EvaluationRecord(
             id=new_id("eval"),
             created_at=int(time.time()),
@@ -86,16 +86,35 @@ class EvaluationCreator:
             )
         return models
 
-    def _check_rows(
-        self, part: RowPart, model: StoredModel, training: Mapping[str, Any], num_rows: int
+    def _check_parts(
+        self,
+        parts: Sequence[RowPart],
+        model: StoredModel,
+        training: Mapping[str, Any],
+        num_rows: int,
     ) -> None:
-        """Raise `InvalidInputError` if a model can be asked none of the first rows."""
-        try:
-            found = read_questions(self._layout, part, model.id, training, num_rows, _MAX_CHECK_S)
-        except RowsTooSlowError as exc:
-            if exc.num_read:
+        """Raise `InvalidInputError` if a model can be asked none of the first rows of a file.
+
+        Files for which no time is left are read only when the evaluation runs.
+        """
+        deadline = time.monotonic() + _MAX_CHECK_S
+        for part in parts:
+            try:
+                self._check_rows(part, model, training, num_rows, deadline - time.monotonic())
+            except RowsTooSlowError as exc:
+                if exc.num_read == 0 and part == parts[0]:
+                    raise describe_slow_rows(exc, num_rows) from exc
                 return
-            raise describe_slow_rows(exc, num_rows) from exc
+
+    def _check_rows(
+        self,
+        part: RowPart,
+        model: StoredModel,
+        training: Mapping[str, Any],
+        num_rows: int,
+        max_s: float,
+    ) -> None:
+        found = read_questions(self._layout, part, model.id, training, num_rows, max_s)
         if not found:
             raise InvalidInputError(f"file {part.file!r} has no rows", param="file")
         faults = [(number, one.fault) for number, one in found.items() if one.fault is not None]
