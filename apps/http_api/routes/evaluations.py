@@ -15,7 +15,11 @@ from apps.evaluations.evaluation_objects import (
     write_rows_csv,
 )
 from apps.evaluations.evaluation_record import RowFilter
-from apps.evaluations.evaluation_requests import EvaluationRequest, parse_evaluation
+from apps.evaluations.evaluation_requests import (
+    EvaluationRequest,
+    name_model_field,
+    parse_evaluation,
+)
 from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.json_body import JsonBody
 from apps.http_api.pagination import After, Limit, cut_page, describe_page
@@ -38,8 +42,9 @@ async def create_evaluation(
 ) -> Mapping[str, object]:
     """Validate an evaluation and queue it; one is computed at a time."""
     request = await body.check(parse_evaluation)
-    for name in request.models:
-        await ensure_model(services, principal, name)
+    for place, name in enumerate(request.models):
+        with name_model_field(place):
+            await ensure_model(services, principal, name)
     return await services.evaluating.create(body.value)
 
 

@@ -444,6 +444,29 @@ async def test_invalid_request_is_refused(
     assert EvaluationStore(layout).list_all() == []
 
 
+@pytest.mark.parametrize(
+    ("models", "field"),
+    [
+        (["gone"], "models.0"),
+        (["tiny", "gone"], "models.1"),
+        (["encoder", "tiny"], "models.0"),
+        (["tiny", "encoder"], "models.1"),
+    ],
+)
+async def test_refused_model_is_named_as_a_field(
+    evaluations: EvaluationQueue,
+    layout: StorageLayout,
+    ten_rows: str,
+    tmp_path: Path,
+    models: list[str],
+    field: str,
+) -> None:
+    ModelStore(layout).add(build_tiny_encoder(tmp_path / "encoder"), "encoder")
+    with pytest.raises(ServingError) as refused:
+        await evaluations.create({"models": models, "file": ten_rows})
+    assert refused.value.param == field
+
+
 def _find_status(exc: BaseException) -> int:
     if isinstance(exc, ApiError):
         return exc.status
