@@ -1,10 +1,9 @@
 """Evaluations and their rows as the API shows them."""
 
-import csv
-import io
 from collections.abc import Generator, Iterable
 from typing import Literal, TypedDict
 
+from apps.csv_table import write_csv_line
 from apps.evaluations.evaluation_record import (
     EvaluationRecord,
     EvaluationStatus,
@@ -12,7 +11,6 @@ from apps.evaluations.evaluation_record import (
     StoredRow,
 )
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _ANSWER_COLUMNS = (
     *("model", "text", "finish_reason", "exact_match", "contains", "rouge_l", "perplexity"),
     "error",
@@ -143,30 +141,14 @@ def _describe_answer(answer: StoredAnswer) -> EvaluatedAnswerObject:
 def write_rows_csv(
     record: EvaluationRecord, rows: Iterable[StoredRow]
 ) -> Generator[bytes, None, None]:
-    """Yield the lines of a table of rows, with columns for the answers of each model.
-
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
-    """
+    """Yield the lines of a table of rows, with columns for the answers of each model."""
     columns = [
         name if place == 0 else f"{name}_{place + 1}"
         for place in range(len(record.models))
         for name in _ANSWER_COLUMNS
     ]
-    yield _write_line(["id", "number", "prompt", "expected", *columns])
+    yield write_csv_line(["id", "number", "prompt", "expected", *columns])
     for row in rows:
         found = [answer.model_dump() for answer in row.answers]
         answers = [answer[name] for answer in found for name in _ANSWER_COLUMNS]
-        yield _write_line([row.id, row.number, row.prompt, row.expected, *answers])
-
-
-def _write_line(cells: list[object]) -> bytes:
-    output = io.StringIO(newline="")
-    csv.writer(output).writerow(map(_neutralise, cells))
-    return output.getvalue().encode()
-
-
-def _neutralise(cell: object) -> object:
-    """Return a cell that no spreadsheet computes; numbers are kept."""
-    if isinstance(cell, bool):
-        return str(cell).lower()
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell
+        yield write_csv_line([row.id, row.number, row.prompt, row.expected, *answers])
