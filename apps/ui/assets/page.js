@@ -23,31 +23,32 @@ addEventListener("keydown", (event) => {
 (() => {
   const day = { day: "numeric", month: "short" };
   const minute = { hour: "2-digit", minute: "2-digit" };
-  let formats = buildFormats();
   const UNITS = [["year", 31557600], ["month", 2629800], ["week", 604800], ["day", 86400], ["hour", 3600], ["minute", 60]];
   const REFRESH_MS = 20000;
+  const BUILDERS = {
+    moment: (locale) => new Intl.DateTimeFormat(locale, { ...day, ...minute }),
+    dated: (locale) => new Intl.DateTimeFormat(locale, { ...day, ...minute, year: "numeric" }),
+    clock: (locale) => new Intl.DateTimeFormat(locale, { ...minute, second: "2-digit" }),
+    full: (locale) => new Intl.DateTimeFormat(locale, { dateStyle: "full", timeStyle: "long" }),
+    relative: (locale) => new Intl.RelativeTimeFormat(locale, { numeric: "auto", style: "short" }),
+  };
+  let formats = {}; // built when they are needed, because each takes 10 to 20 ms
 
-  function buildFormats() {
-    const locale = tuneserveLanguage.findLocale(); // translate.js
-    return {
-      moment: new Intl.DateTimeFormat(locale, { ...day, ...minute }),
-      dated: new Intl.DateTimeFormat(locale, { ...day, ...minute, year: "numeric" }),
-      clock: new Intl.DateTimeFormat(locale, { ...minute, second: "2-digit" }),
-      full: new Intl.DateTimeFormat(locale, { dateStyle: "full", timeStyle: "long" }),
-      relative: new Intl.RelativeTimeFormat(locale, { numeric: "auto", style: "short" }),
-    };
+  function findFormat(name) {
+    formats[name] ??= BUILDERS[name](tuneserveLanguage.findLocale()); // translate.js
+    return formats[name];
   }
 
   function describe(moment, kind) {
-    if (kind === "clock") return formats.clock.format(moment);
+    if (kind === "clock") return findFormat("clock").format(moment);
     if (kind === "relative") {
       const seconds = (moment - Date.now()) / 1000;
       const [unit, length] = UNITS.find(([, size]) => Math.abs(seconds) >= size) ?? ["second", 1];
       // A clock that differs by seconds from the server's must not show "in 2 seconds".
-      return formats.relative.format(unit === "second" ? 0 : Math.trunc(seconds / length), unit);
+      return findFormat("relative").format(unit === "second" ? 0 : Math.trunc(seconds / length), unit);
     }
     const isThisYear = moment.getFullYear() === new Date().getFullYear();
-    return (isThisYear ? formats.moment : formats.dated).format(moment);
+    return findFormat(isThisYear ? "moment" : "dated").format(moment);
   }
 
   function show(time) {
@@ -56,7 +57,7 @@ addEventListener("keydown", (event) => {
     const text = describe(moment, time.dataset.moment);
     if (time.textContent === text) return; // so our own change does not cause another one
     time.textContent = text;
-    time.title = formats.full.format(moment);
+    time.title = findFormat("full").format(moment);
   }
 
   function showAll(root) {
@@ -76,7 +77,7 @@ addEventListener("keydown", (event) => {
     }
   }).observe(document.documentElement, { childList: true, characterData: true, subtree: true });
   document.addEventListener("tuneserve-language", () => {
-    formats = buildFormats();
+    formats = {};
     showAll(document.documentElement);
   });
   setInterval(() => document.querySelectorAll("time[data-moment=relative]").forEach(show), REFRESH_MS);

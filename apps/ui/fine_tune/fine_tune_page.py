@@ -87,9 +87,10 @@ class FineTunePage:
                 self.preview = self.panel.preview
 
     async def open(self, remembered: str | None, request: gr.Request) -> tuple[Any, ...]:
-        """Fill the menus and the settings, like those of the run in `?from=`.
+        """Fill the menus, the settings and the preview, like those of the run in `?from=`.
 
-        Without that run, the remembered file is chosen if it exists.
+        Without that run, the remembered file is chosen if it exists. One event fills everything,
+        because each takes a round trip of the browser.
         """
         notice = ""
         entered: Mapping[str, Any] = {}
@@ -100,24 +101,47 @@ class FineTunePage:
             model_choices = list_model_choices(models)
             model = next((value for _, value in model_choices), None)
             data = choose_file(files, remembered)
+            known = None
             if run_id := dict(request.query_params).get("from", ""):
                 found = await read_former_run(self._client, run_id, model_choices, files)
                 notice, entered = found.notice, found.entered
-                model, data = found.model or model, found.data or data
-                defaults = found.defaults or await self._read_defaults(model, data)
-            else:
-                defaults = await self._read_defaults(model, data)
+                model, data, known = found.model or model, found.data or data, found.defaults
+            columns, facts, defaults = await asyncio.gather(
+                self.panel.columns.read_columns(data),
+                self.show_model(model),
+                self._read_defaults(model, data, known),
+            )
         except ApiClientError as exc:
             message = f"{describe_error(exc)} Reload the page to try again."
-            return show_notice(message, "error"), *(gr.skip(),) * 6
+            return show_notice(message, "error"), *(gr.skip(),) * (len(self.opened) - 1)
+        tasks = show_tasks(defaults)
+        defaults, entered, *mapping = self.panel.columns.fit(columns, None, defaults, entered)
         return (
             show_notice(notice),
             gr.Dropdown(choices=model_choices, value=model),
             *self.files.show(files, data),
-            show_tasks(defaults),
+            tasks,
             defaults,
             entered,
+            *mapping,
+            facts,
+            await self.show_preview(model, data, entered, defaults),
         )
+
+    @property
+    def opened(self) -> list[Any]:
+        """What `open` updates."""
+        return [
+            self.notice,
+            self.model,
+            *self.files.outputs,
+            self.task,
+            self.settings.defaults,
+            self.settings.entered,
+            *self.panel.columns.outputs,
+            self.facts,
+            self.preview,
+        ]
 
     async def choose_settings(
         self, model: str | None, data: str | None, defaults: Mapping[str, Any] | None
@@ -146,21 +170,27 @@ class FineTunePage:
         except ApiClientError as exc:
             return show_notice(describe_error(exc), "error"), None
 
-    async def _read_defaults(self, model: str | None, data: str | None) -> dict[str, Any] | None:
+    async def _read_defaults(
+        self, model: str | None, data: str | None, known: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
         """Return the default settings of a model as plain data, which Gradio can compare.
 
-        They are for the task that the rows of a file are for, if the model can learn it.
+        They are for the task that the rows of a file are for, if the model can learn it; `known`
+        ones are returned as they are.
         """
-        if not model:
-            return None
-        found = await self._client.jobs.get_defaults(model)
-        task = await self._find_task(data) if data else None
+        if known or not model:
+            return known
+        found, task = await asyncio.gather(
+            self._client.jobs.get_defaults(model), self._find_task(data)
+        )
         if task in found.tasks and task != found.task:
             found = await self._client.jobs.get_defaults(model, task)
         return found.model_dump(by_alias=True)
 
-    async def _find_task(self, data: str) -> str | None:
+    async def _find_task(self, data: str | None) -> str | None:
         """Return the task that the rows of a file are for; None if its check does not say."""
+        if not data:
+            return None
         file = await self._client.files.get(data)
         return file.check.task if file.check else None
 
@@ -244,29 +274,18 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         f'<p class="ts-muted">{DEMONSTRATION_NOTE}</p></div>'
     )
     page = FineTunePage(client, uploads)
-    opened = gr.on(
+    gr.on(
         fn=page.open,
         inputs=page.files.remembered,
-        outputs=[
-            page.notice,
-            page.model,
-            *page.files.outputs,
-            page.task,
-            page.settings.defaults,
-            page.settings.entered,
-        ],
+        outputs=page.opened,
         js=RECALL_JS,
-        show_progress="hidden",
+        show_progress="minimal",
+        show_progress_on=page.preview,
         api_visibility="private",
     )
-    for listen_to_model in (opened.then, page.model.input):
-        listen_to_model(
-            page.show_model,
-            page.model,
-            page.facts,
-            show_progress="hidden",
-            api_visibility="private",
-        )
+    page.model.input(
+        page.show_model, page.model, page.facts, show_progress="hidden", api_visibility="private"
+    )
     defaults, entered = page.settings.defaults, page.settings.entered
     file_changes = page.files.listen()
     task_chosen = page.task.input(
@@ -289,7 +308,7 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
             show_progress="hidden",
             api_visibility="private",
         )
-    events = [opened.then, task_chosen.then]
+    events: list[Callable[..., Dependency]] = [task_chosen.then]
     for listen_to_choice in choices:
         chosen = listen_to_choice(
             page.choose_settings,

@@ -168,11 +168,25 @@ class ColumnMapping:
         """
         if found.data != data:  # another file was chosen, whose columns are read next
             return (gr.skip(),) * (2 + len(self.outputs))
+        changed, now_entered, *shown = self.fit(found, fitted, defaults, entered)
+        return (*_skip_same((defaults, changed), (entered, now_entered)), *shown)
+
+    def fit(
+        self,
+        found: FileColumns,
+        fitted: str | None,
+        defaults: Mapping[str, Any] | None,
+        entered: Mapping[str, Any],
+    ) -> tuple[Any, ...]:
+        """Return the defaults, what is entered, and `outputs`, for the columns of a file.
+
+        The first two are the same objects as before unless the mapping changes.
+        """
         task = str(defaults["task"]) if defaults else "causal_lm"
         if not found.columns:
-            return (*(gr.skip(),) * 3, *self._show(task, (), {}, "", is_open=False))
+            return defaults, entered, fitted, *self._show(task, (), {}, "", is_open=False)
         mapping = read_mapping(entered)
-        is_foreign = data != fitted and not set(mapping.values()) <= set(found.columns)
+        is_foreign = found.data != fitted and not set(mapping.values()) <= set(found.columns)
         if is_foreign or set(mapping) & list_other_parts(task):
             mapping = {}
         note = ""
@@ -181,8 +195,8 @@ class ColumnMapping:
             note = _describe_guess(bool(mapping))
         is_open = found.is_unknown or bool(mapping)
         return (
-            *self._enter(defaults, entered, mapping),
-            data,
+            *_enter(defaults, entered, mapping),
+            found.data,
             *self._show(task, found.columns, mapping, note, is_open=is_open),
         )
 
@@ -195,20 +209,8 @@ class ColumnMapping:
         typed = {part: name for part, name in read_mapping(entered).items() if part not in parts}
         pairs = zip(parts, chosen, strict=False)
         mapping = {part: str(name) for part, name in pairs if name}
-        return self._enter(defaults, entered, {**typed, **mapping})
-
-    def _enter(
-        self,
-        defaults: Mapping[str, Any] | None,
-        entered: Mapping[str, Any],
-        mapping: Mapping[str, str],
-    ) -> tuple[Any, Any]:
-        """Return the updates of defaults and of what was entered, if the mapping changed."""
-        if mapping == read_mapping(entered):  # empty too for text that is no mapping, which stays
-            return gr.skip(), gr.skip()
-        others = {key: value for key, value in entered.items() if key != COLUMNS}
-        fields = {**defaults, MAPPED: dict(mapping)} if defaults else gr.skip()
-        return fields, {**others, COLUMNS: dict(mapping)} if mapping else others
+        changed, now_entered = _enter(defaults, entered, {**typed, **mapping})
+        return _skip_same((defaults, changed), (entered, now_entered))
 
     def _show(
         self,
@@ -239,6 +241,29 @@ class ColumnMapping:
             gr.HTML(markup.render_notice(note), visible=bool(note)),
             *menus,
         )
+
+
+def _enter(
+    defaults: Mapping[str, Any] | None, entered: Mapping[str, Any], mapping: Mapping[str, str]
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+    """Return the defaults and what is entered with a mapping; the same objects if it is the same.
+
+    An empty mapping is the same as text that is no mapping, which stays.
+    """
+    if mapping == read_mapping(entered):
+        return defaults, entered
+    others = {key: value for key, value in entered.items() if key != COLUMNS}
+    fields = {**defaults, MAPPED: dict(mapping)} if defaults else defaults
+    return fields, {**others, COLUMNS: dict(mapping)} if mapping else others
+
+
+def _skip_same(first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return the new values of two pairs of an old and a new one; no update for the same object."""
+    (old, new), (other_old, other_new) = first, second
+    return (
+        gr.skip() if new is old else new,
+        gr.skip() if other_new is other_old else other_new,
+    )
 
 
 def _describe_guess(has_guess: bool) -> str:
