@@ -90,7 +90,9 @@ async def test_steps_to_come_are_unknown_until_the_first_one(
     assert progress is not None
     assert (progress["step"], progress["num_steps"], progress["remaining_s"]) == (4, None, None)
     run.metrics.add({**FIGURES, "step": 5, "num_steps": 6})
-    assert (describe_job(run)["progress"] or {})["num_steps"] == 6
+    progress = describe_job(run)["progress"]
+    assert progress is not None
+    assert progress["num_steps"] == 6
 
 
 async def test_suffix_may_differ(queue: RunQueue, succeeded: RunFolder) -> None:
