@@ -17,7 +17,7 @@ from training.spec import TrainingSpec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
-LONG: dict[str, Any] = {"epochs": 3, "lr_schedule": "constant"}
+LONG: dict[str, Any] = {"epochs": 3, "lr_schedule": "constant", "warmup_ratio": 0}
 PREFERENCE: dict[str, Any] = {
     "task": "preference",
     "adapter": {"rank": 4},

@@ -227,12 +227,14 @@ def test_extended_job_takes_the_steps_of_a_longer_one(
     file = client.files.create(file=("short.jsonl", content), purpose="fine-tune")
 
     def create(suffix: str, epochs: int) -> str:
+        # The same learning rate at a step, however many steps follow.
+        constant = {"lr_schedule": "constant", "warmup_ratio": 0}
         return client.fine_tuning.jobs.create(
             training_file=file.id,
             model=MODEL,
             suffix=suffix,
             seed=7,
-            extra_body={"training": {"epochs": epochs, "lr_schedule": "constant"}},
+            extra_body={"training": {"epochs": epochs, **constant}},
         ).id
 
     short, long = create("short", 1), create("long", 3)

@@ -75,12 +75,12 @@ def extend_settings(run: RunFolder, request: ExtensionRequest) -> TrainingSpec:
         return TrainingSpec.model_validate({**before.model_dump(), **changes})
 
 
-def extend_request(asked: Mapping[str, Any], request: ExtensionRequest) -> dict[str, Any]:
+def extend_request(asked: Mapping[str, Any], request: ExtensionRequest) -> dict[str, object]:
     """Return the request that an extended job was created with, changed as its extension is."""
     lengths = {name: value for name in _NAMES if (value := getattr(request, name)) is not None}
     training = asked.get("training")
     before = training if isinstance(training, Mapping) else {}
-    changed: dict[str, Any] = {"training": {**before, **lengths}}
+    changed: dict[str, object] = {"training": {**before, **lengths}}
     if request.suffix is not None:
         changed["suffix"] = request.suffix
     return {**asked, **changed}
