@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from storage import durable
-from tests.tiny_model import build_tiny_model
 from tests.training.tasks.test_preference import write_rows
 from tests.training_process import finish, read_messages, read_steps, start, write_inputs
 from training.run.continuation import copy_state
@@ -18,14 +17,23 @@ from training.spec import TrainingSpec
 pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
 LONG: dict[str, Any] = {"epochs": 3, "lr_schedule": "constant", "warmup_ratio": 0}
-PREFERENCE: dict[str, Any] = {
-    "task": "preference",
-    "adapter": {"rank": 4},
-    "precision": "fp32",
-    "micro_batch_tokens": 512,
-    "micro_batch_size": 4,
-    "validation_fraction": 0.25,
+KINDS: dict[str, dict[str, Any]] = {
+    "pipeline": {
+        "strategy": "pipeline",
+        "learning_rate": 0.001,
+        "precision": "fp32",
+        "gradient_accumulation_steps": 2,
+    },
+    "preference": {
+        "task": "preference",
+        "adapter": {"rank": 4},
+        "precision": "fp32",
+        "micro_batch_tokens": 512,
+        "micro_batch_size": 4,
+        "validation_fraction": 0.25,
+    },
 }
+"""Settings of runs, beside those of `LONG`; `test_fine_tuning_api` extends a job without them."""
 
 
 def continue_run(source: RunFolder, target: RunFolder, epochs: int) -> None:
@@ -46,15 +54,12 @@ def continue_run(source: RunFolder, target: RunFolder, epochs: int) -> None:
     assert copy_state(source, target, lambda: None) == end.step
 
 
-@pytest.mark.parametrize("kind", ["all_weights", "preference"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_continued_run_equals_one_that_was_trained_so_long(tmp_path: Path, kind: str) -> None:
-    settings = LONG
+    settings = {**LONG, **KINDS[kind]}
+    write_inputs(tmp_path)
     if kind == "preference":
-        build_tiny_model(tmp_path / "tiny")
         write_rows(tmp_path / "rows.jsonl")
-        settings = {**LONG, **PREFERENCE}
-    else:
-        write_inputs(tmp_path)
     for name, changes in (("long", settings), ("short", {**settings, "epochs": 1})):
         with start(tmp_path, name, **changes) as process:
             assert finish(process) == 0, (tmp_path / f"{name}.log").read_text()[-4000:]
