@@ -178,13 +178,18 @@ def _copy_extended(layout: StorageLayout, run: RunFolder, source_id: str) -> Non
         if run.read_record().is_final:
             raise _CheckAbandonedError
 
+    gone = "checkpoints_gone"
     try:
         source = find_run(layout, source_id)
         step = copy_state(source, run, check)
     except _CheckAbandonedError:
         logger.info("job %s has ended before its checkpoints were copied", run.path.name)
-    except (ApiError, MissingStateError) as exc:  # removed by hand, or by a restored backup
-        _refuse(run, f"it extends job {source_id!r}: {exc}", "checkpoints_gone")
+    except MissingStateError as exc:  # removed by hand, or by a restored backup
+        _refuse(run, f"it extends job {source_id!r}: {exc}", gone)
+    except ApiError as exc:
+        if exc.status != 404:  # perhaps readable later
+            raise
+        _refuse(run, f"job {source_id!r}, which it extends, was deleted; create a new job", gone)
     else:
         run.events.add_once(f"It continues after step {step} of job {source_id}")
 

@@ -98,7 +98,7 @@ _DIALOGS = r"""
 <dialog id="extend-dialog" aria-labelledby="extend-title"><form>
   <h3 id="extend-title">Extend the training</h3>
   <p>A new run continues from the last checkpoint of this one, which stays as it is.</p>
-  <label data-limit="epochs">Epochs in all <input type="number" step="1" max="1000" required
+  <label data-limit="epochs">Epochs in all <input type="number" step="1" required
     aria-describedby="extend-hint extend-error"></label>
   <label data-limit="max_steps" hidden>Steps in all <input type="number" step="1" required
     aria-describedby="extend-hint extend-error"></label>

@@ -327,6 +327,24 @@ async def test_copy_is_repeated_when_the_disk_has_room_again(
     assert run.read_record().status == "queued"
 
 
+async def test_state_that_cannot_be_read_for_a_moment_is_read_again(
+    queue: RunQueue, jobs: NotedJobs, succeeded: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await extend(queue, succeeded, epochs=3)
+
+    def fail_for_source(layout: StorageLayout, run_id: str) -> RunFolder:
+        if run_id == succeeded.path.name:
+            raise ApiError(500, f"job {run_id!r} cannot be read: Input/output error")
+        return find_run(layout, run_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("apps.fine_tuning.validation.row_validation.find_run", fail_for_source)
+        with pytest.raises(ApiError, match="cannot be read"):
+            check_job(queue.layout, run.path.name)
+    await copy(queue, jobs, run)
+    assert run.read_record().status == "queued"
+
+
 async def test_extension_is_extended_and_cloned(
     queue: RunQueue, jobs: NotedJobs, client: AppClient, succeeded: RunFolder
 ) -> None:
