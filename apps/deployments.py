@@ -132,7 +132,32 @@ class EvaluationCalls:
         await self._queue.evaluations.delete(evaluation_id)
 
 
-class FineTuningQueueReplica(EvaluationCalls):
+class FileRowCalls:
+    """The calls about the rows of files, which the queue's replica answers."""
+
+    _queue: RunQueue
+
+    @_expected
+    async def read_rows(self, file_id: str, query: RowQuery) -> RowPageObject:
+        """Show a page of the rows of a file."""
+        return await self._queue.file_rows.read_page(file_id, query)
+
+    @_expected
+    async def survey_rows(
+        self, file_id: str, model: str, training: Mapping[str, Any]
+    ) -> SurveyObject:
+        """Show what a survey of the rows of a file counted."""
+        return await self._queue.file_rows.survey(file_id, model, training)
+
+    @_expected
+    async def list_findings(
+        self, file_id: str, model: str, training: Mapping[str, Any], kind: FindingKind
+    ) -> list[FindingObject]:
+        """List the rows of one kind that a survey found."""
+        return await self._queue.file_rows.list_findings(file_id, model, training, kind)
+
+
+class FineTuningQueueReplica(EvaluationCalls, FileRowCalls):
     """The queue as one replica, which reconciles the runs on disk once a second."""
 
     def __init__(
@@ -183,25 +208,6 @@ class FineTuningQueueReplica(EvaluationCalls):
         return await self._queue.preview(file_id, model, num_rows, training)
 
     @_expected
-    async def read_rows(self, file_id: str, query: RowQuery) -> RowPageObject:
-        """Show a page of the rows of a file."""
-        return await self._queue.file_rows.read_page(file_id, query)
-
-    @_expected
-    async def survey_rows(
-        self, file_id: str, model: str, training: Mapping[str, Any]
-    ) -> SurveyObject:
-        """Show what a survey of the rows of a file counted."""
-        return await self._queue.file_rows.survey(file_id, model, training)
-
-    @_expected
-    async def list_findings(
-        self, file_id: str, model: str, training: Mapping[str, Any], kind: FindingKind
-    ) -> list[FindingObject]:
-        """List the rows of one kind that a survey found."""
-        return await self._queue.file_rows.list_findings(file_id, model, training, kind)
-
-    @_expected
     async def get_defaults(self, model: str, task: str | None) -> DefaultsObject:
         """Return the default settings of a fine-tuning job for a model and a task."""
         store = ModelStore(self._queue.layout)
@@ -221,6 +227,11 @@ class FineTuningQueueReplica(EvaluationCalls):
     async def resume(self, run_id: str) -> JobObject:
         """Resume a paused, failed or cancelled fine-tuning job."""
         return await self._queue.resume(run_id)
+
+    @_expected
+    async def extend(self, run_id: str, body: Mapping[str, Any]) -> JobObject:
+        """Create a job that continues a succeeded one."""
+        return await self._queue.extend(run_id, body)
 
     @_expected
     async def delete(self, run_id: str) -> None:

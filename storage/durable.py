@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -198,6 +199,25 @@ def _check_free(final: Path) -> None:
 def is_published(directory: Path) -> bool:
     """Return whether a directory has its manifest; without one it counts as nonexistent."""
     return (directory / MANIFEST_NAME).is_file()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` a hard link to a file that never changes, or a copy where links are impossible.
+
+    That is so on another file system, or one without hard links.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        copy_file(source, target)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the content of a file durably."""
+    shutil.copyfile(source, target)
+    fsync_file(target)
 
 
 def fsync_directory(directory: Path) -> None:

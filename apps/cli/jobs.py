@@ -14,11 +14,11 @@ from apps.cli.files import send_file
 from apps.cli.output import Rows, decode, fail, print_json, show, show_time, write_bytes
 from apps.cli.watch import watch_job
 from apps.client.client import ApiClient
-from apps.client.jobs import JobChanges, MixedFile
+from apps.client.jobs import JobChanges, JobExtension, MixedFile
 from apps.client.resources import Job, JobCheckpoint
 
 jobs = typer.Typer(
-    help="Create, watch, pause, cancel and delete fine-tuning jobs.", no_args_is_help=True
+    help="Create, watch, pause, cancel, extend and delete fine-tuning jobs.", no_args_is_help=True
 )
 
 JobId = Annotated[str, typer.Argument(help="Id of a job.")]
@@ -111,6 +111,27 @@ def clone(
     """Create a copy of a job, with some changes."""
     changes: JobChanges = {"training": read_settings(settings), "suffix": suffix}
     _begin(url, lambda api: api.jobs.clone(job_id, changes), watch=watch, as_json=as_json)
+
+
+@jobs.command()
+def extend(
+    job_id: JobId,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Number of passes over the rows in all, the earlier ones included."),
+    ] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(help="Number of steps in all; only for a job that ended at its max_steps."),
+    ] = None,
+    suffix: Suffix = None,
+    watch: Watch = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Continue the training of a job that has succeeded in a new job, for more epochs."""
+    extension: JobExtension = {"epochs": epochs, "max_steps": max_steps, "suffix": suffix}
+    _begin(url, lambda api: api.jobs.extend(job_id, extension), watch=watch, as_json=as_json)
 
 
 @jobs.command("list")
@@ -292,6 +313,7 @@ def _render_job(job: Job) -> Rows:
         "status": job.status,
         "waiting for": job.waiting_for,
         "base model": job.model,
+        "extends": job.extended_from,
         "training file": job.training_file,
         "validation file": job.validation_file,
         "model": job.fine_tuned_model,

@@ -32,6 +32,14 @@ class JobChanges(TypedDict, total=False):
     training: Mapping[str, object]
 
 
+class JobExtension(TypedDict, total=False):
+    """How long the training of an extended job is in all; None is as if the field were absent."""
+
+    epochs: int | None
+    max_steps: int | None
+    suffix: str | None
+
+
 class JobRequest(TypedDict):
     """A new job; the settings in `training` replace the defaults. None: the field is absent."""
 
@@ -69,6 +77,10 @@ class JobsClient:
     async def clone(self, job_id: str, changes: JobChanges) -> Job:
         """Create a copy of a job, with some changes."""
         return await self._post(join_path(JOBS_PATH, job_id, "clone"), changes)
+
+    async def extend(self, job_id: str, extension: JobExtension) -> Job:
+        """Create a job that continues the training of one that has succeeded."""
+        return await self._post(join_path(JOBS_PATH, job_id, "extend"), extension)
 
     async def list_newest(self, limit: int = 50) -> list[Job]:
         """List the newest jobs, newest first."""
@@ -109,7 +121,7 @@ class JobsClient:
         request = ApiRequest("DELETE", join_path(JOBS_PATH, job_id))
         return await self._connection.read_object(request)
 
-    async def _post(self, path: str, body: JobRequest | JobChanges) -> Job:
+    async def _post(self, path: str, body: JobRequest | JobChanges | JobExtension) -> Job:
         content = {name: value for name, value in body.items() if value is not None}
         request = ApiRequest("POST", path, json=content)
         return read_resource(Job, await self._connection.read_object(request))

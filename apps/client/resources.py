@@ -246,6 +246,7 @@ class Job(Resource):
     progress: Progress | None = None
     waiting_for: str | None = None
     resumable: bool = False
+    extended_from: str | None = None
 
     @property
     def is_active(self) -> bool:

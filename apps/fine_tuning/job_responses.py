@@ -124,6 +124,7 @@ class JobObject(SettingsObject):
     priority: int
     waiting_for: str | None
     resumable: bool
+    extended_from: str | None
 
 
 class EventObject(RunEvent):
@@ -187,10 +188,11 @@ def describe_job(run: RunFolder) -> JobObject:
         "user_provided_suffix": record.request.get("suffix"),
         "metadata": record.request.get("metadata"),
         "integrations": None,
-        "progress": _describe_progress(last),
+        "progress": _describe_progress(last, record),
         "priority": record.priority,
         "waiting_for": record.waiting_for,
         "resumable": is_resumable(run, record),
+        "extended_from": record.extended_from,
     }
 
 
@@ -223,6 +225,7 @@ def describe_unreadable_job(unreadable: UnreadableRun) -> JobObject:
         "priority": 0,
         "waiting_for": None,
         "resumable": False,
+        "extended_from": None,
     }
 
 
@@ -294,9 +297,12 @@ def _count_batch(spec: TrainingSpec) -> int | None:
     return spec.micro_batch_size * spec.gradient_accumulation_steps * spec.num_replicas
 
 
-def _describe_progress(last: dict[str, float] | None) -> ProgressObject | None:
+def _describe_progress(last: dict[str, float] | None, record: RunRecord) -> ProgressObject | None:
+    """Describe the newest step; that of an extended run says nothing of the steps to come."""
     if last is None:
         return None
+    if not record.is_final and any(last["step"] == end.step for end in record.extends):
+        last = {name: last[name] for name in last if name not in ("num_steps", "remaining_s")}
     return {
         "step": last["step"],
         "num_steps": last.get("num_steps"),

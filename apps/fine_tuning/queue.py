@@ -17,6 +17,8 @@ from apps.errors import refuse_full_disk
 from apps.evaluations.evaluation_queue import EvaluationQueue
 from apps.evaluations.model_answers import AnswerSource
 from apps.fine_tuning.cluster.job_runner import JobRunner
+from apps.fine_tuning.extension.extension_request import parse_extension
+from apps.fine_tuning.extension.run_extender import RunExtender
 from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import expect_run, find_run
@@ -86,6 +88,7 @@ class RunQueue:
             reserved_gpus,
             allowed_loops,
         )
+        self._extender = RunExtender(layout, lock, self._creator)
         self._exporter = CheckpointExporter(layout, runs, runner, sizes, limits)
         self._changes = RunChanges(layout, lock, runs, processes, lost_runs, limits)
         scheduler = RunScheduler(
@@ -161,6 +164,16 @@ class RunQueue:
         whose rows were never read.
         """
         return await self._change(self._changes.resume, run_id)
+
+    async def extend(self, run_id: str, body: Mapping[str, Any]) -> JobObject:
+        """Create a job that continues a succeeded one; return it as the API shows it.
+
+        Raises as `RunExtender.extend` does.
+        """
+        request = parse_extension(body)
+        nodes = self._runner.list_nodes()
+        await asyncio.to_thread(self._claim.check)
+        return describe_job(await self._rows.run(self._extender.extend, run_id, request, nodes))
 
     async def delete(self, run_id: str) -> None:
         """Delete a run that has ended, including its checkpoints; models stay.

@@ -3,6 +3,7 @@
 from threading import Lock
 
 from apps.errors import ApiError
+from apps.fine_tuning.extension.run_extender import find_extension
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import has_exports, is_resumable
 from apps.fine_tuning.lost_runs import LostRuns
@@ -103,6 +104,9 @@ class RunChanges:
             if has_exports(run):
                 message = f"a checkpoint of job {record.id!r} is being published"
                 raise ApiError(409, message, code="in_use")
+            if extension := find_extension(self._runs, record.id):
+                message = f"job {extension!r} extends job {record.id!r} and has not copied its "
+                raise ApiError(409, f"{message}checkpoints yet", code="in_use")
             rename_to_tombstone(run.path)
         remove_tombstones(self._layout.runs)
 
@@ -117,6 +121,8 @@ def resume_run(run: RunFolder) -> None:
     record = run_state.resume(run)
     if record.status == "queued":
         run.events.add_once("Queued again", code="queued")
+    elif record.extended_from is not None:
+        run.events.add_once(f"Copying the checkpoints of job {record.extended_from} again")
     else:
         run.events.add_once("Checking the files again")
 
@@ -124,8 +130,9 @@ def resume_run(run: RunFolder) -> None:
 def _resume_ended_run(run: RunFolder, record: RunRecord) -> None:
     """Put a failed or cancelled run back into the queue, as if it had been paused."""
     if not is_resumable(run, record):
-        message = f"job {record.id!r} has {record.status} before its rows were read, and cannot "
-        raise ApiError(409, f"{message}resume; create it again", code="job_ended")
+        what = "rows were read" if record.extended_from is None else "checkpoints were copied"
+        message = f"job {record.id!r} has {record.status} before its {what}, and cannot resume; "
+        raise ApiError(409, f"{message}create it again", code="job_ended")
     # Requests are removed first: once the record is not final, they would be carried out.
     run.cancel_file.unlink(missing_ok=True)
     run.pause_file.unlink(missing_ok=True)

@@ -125,7 +125,7 @@ class JobCreator:
         `ServingError` or `ApiError` for a job that cannot work, for too many jobs, or if there is
         no room for one more model of this size.
         """
-        check_job_counts(self._runs, self._limits)  # before the rows are read
+        self.check_counts()  # before the rows are read
         model = self._models.resolve(request.model)
         require_lineage(model)  # the new model's lineage refers to it
         with ExitStack() as locks, refuse_full_disk():
@@ -134,6 +134,17 @@ class JobCreator:
             for file_id in request.list_files():
                 locks.enter_context(self._files.lock_shared(file_id))
             return self._create_from(model, request, nodes)
+
+    def check_counts(self) -> None:
+        """Raise `ApiError` if there are too many jobs for another one."""
+        check_job_counts(self._runs, self._limits)
+
+    def add(self, building: Path, run_id: str) -> RunFolder:
+        """Add a run that was built in another folder, unless there are too many now."""
+        with self._lock:
+            self.check_counts()
+            durable.move_directory(building, self._layout.run(run_id))
+        return RunFolder(self._layout.run(run_id))
 
     def preview(
         self, file_id: str, model: str, num_rows: int, training: Mapping[str, Any]
@@ -222,7 +233,7 @@ class JobCreator:
 
         Rows of large files are not read. Raises as `create` does.
         """
-        check_job_counts(self._runs, self._limits)
+        self.check_counts()
         model = self._models.resolve(request.model)
         require_lineage(model)
         with model.lock_shared(), refuse_full_disk():
@@ -233,15 +244,29 @@ class JobCreator:
         self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
     ) -> tuple[TrainingSpec, ModelSize | None, list[Path]]:
         """Check everything but the rows; return the spec, the size of its model, and its files."""
+        paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
+        training_file = str(paths[request.training_file])
+        defaults = build_default_spec(self._models, model, training_file, request.task)
+        spec = request.resolve_settings(defaults, paths)
+        return spec, self.check_spec(spec, model, nodes), list(paths.values())
+
+    def check_spec(
+        self,
+        spec: TrainingSpec,
+        model: StoredModel,
+        nodes: Sequence[Mapping[str, float]],
+        more_bytes: int = 0,
+    ) -> ModelSize | None:
+        """Check the settings of a job; return the size of its model, None if it is unknown.
+
+        `more_bytes` are those that the job stores besides its model. Raises `ServingError` or
+        `ApiError` for a job that cannot work.
+        """
         import_transformers()
         from training.pipeline.architecture import check_architecture
         from training.preflight.adapter_check import plan_learned_tensors
         from training.preflight.preflight import check_base_model, count_parameters
 
-        paths = {file_id: self._files.find_content(file_id) for file_id in request.list_files()}
-        training_file = str(paths[request.training_file])
-        defaults = build_default_spec(self._models, model, training_file, request.task)
-        spec = request.resolve_settings(defaults, paths)
         _check_loop(spec, self._allowed_loops)
         _check_served(spec)
         check_adapter_job(spec)
@@ -257,13 +282,12 @@ class JobCreator:
         check_job_size(spec, self._limits)
         num_learned = planned and planned.num_parameters
         new_bytes = self._sizes.estimate_published(spec, num_learned)
-        check_model_space(self._sizes.measure(), self._limits, new_bytes)
+        check_model_space(self._sizes.measure(), self._limits, new_bytes + more_bytes)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
         if num_parameters is None:
-            return spec, None, list(paths.values())
-        size = ModelSize(num_parameters, num_learned or num_parameters)
-        return spec, size, list(paths.values())
+            return None
+        return ModelSize(num_parameters, num_learned or num_parameters)
 
     def _create_from(
         self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]
@@ -293,10 +317,7 @@ class JobCreator:
                 report_data(run, prepared.summary)
                 run.events.add("Queued", code="queued")
             run.create(spec, record)
-            with self._lock:
-                check_job_counts(self._runs, self._limits)
-                durable.move_directory(building, self._layout.run(record.id))
-        return RunFolder(self._layout.run(record.id))
+            return self.add(building, record.id)
 
 
 def _make_preview(

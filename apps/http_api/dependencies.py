@@ -99,6 +99,9 @@ class FineTuning(Protocol):
     async def resume(self, run_id: str) -> Mapping[str, object]:
         """Resume a paused, failed or cancelled fine-tuning job."""
 
+    async def extend(self, run_id: str, body: Mapping[str, object]) -> Mapping[str, object]:
+        """Create a job that continues a succeeded one."""
+
     async def delete(self, run_id: str) -> None:
         """Delete a fine-tuning job that has ended."""
 

@@ -234,6 +234,10 @@ class QueueClient:
         """Resume a paused, failed or cancelled fine-tuning job."""
         return unwrap(await self._handle.resume.remote(run_id))
 
+    async def extend(self, run_id: str, body: Mapping[str, object]) -> Mapping[str, object]:
+        """Create a job that continues a succeeded one."""
+        return unwrap(await self._handle.extend.remote(run_id, dict(body)))
+
     async def delete(self, run_id: str) -> None:
         """Delete a fine-tuning job that has ended."""
         unwrap(await self._handle.delete.remote(run_id))

@@ -253,6 +253,9 @@ class LocalFineTuning:
     async def resume(self, run_id: str) -> dict[str, Any]:
         return dict(await self._queue.resume(run_id))
 
+    async def extend(self, run_id: str, body: Mapping[str, object]) -> dict[str, Any]:
+        return dict(await self._queue.extend(run_id, body))
+
     async def delete(self, run_id: str) -> None:
         await self._queue.delete(run_id)
 

@@ -26,6 +26,8 @@ class StubRuns:
     """Models that `GET /v1/models/ID` finds, by their ids."""
     cards: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What `GET /v1/models/ID/card` has for models, by their ids."""
+    extended: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Job and body of each extension."""
     published: list[tuple[str, str, str | None]] = field(default_factory=list)
     """Job, checkpoint and name of each publication."""
 
@@ -89,6 +91,24 @@ def _add_lists(app: FastAPI, stub: "StubApi", refuse: Callable[..., JSONResponse
         begin = ids.index(after) + 1 if after in ids else 0
         page = found[begin : begin + limit]
         return {"object": "list", "data": page, "has_more": len(found) > begin + limit}
+
+    @app.post("/v1/fine_tuning/jobs/{job_id}/extend")
+    def extend_job(job_id: str, body: dict[str, Any]) -> Any:
+        if job_id not in stub.jobs:
+            return refuse(404, f"there is no job {job_id!r}")
+        stub.runs.extended.append((job_id, body))
+        name = "max_steps" if "max_steps" in body else "epochs"
+        before = stub.jobs[job_id]
+        if body[name] > 500:
+            return refuse(400, f"{name} is {body[name]}: it should be at most 500", name)
+        new_id = f"{job_id}-extended"
+        stub.runs.metrics[new_id] = list(stub.runs.metrics.get(job_id, []))
+        changes = {
+            "extended_from": job_id,
+            "training": {**before["training"], name: body[name]},
+            "user_provided_suffix": body.get("suffix", before["user_provided_suffix"]),
+        }
+        return stub.add_job(new_id, "queued", **{**changes, "progress": before["progress"]})
 
     @app.delete("/v1/fine_tuning/jobs/{job_id}")
     def delete_job(job_id: str) -> Any:

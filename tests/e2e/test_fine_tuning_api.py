@@ -220,6 +220,64 @@ def test_tuned_model_is_evaluated_beside_its_base_model(
     assert http.delete(path).json()["deleted"]
 
 
+def test_extended_job_takes_the_steps_of_a_longer_one(
+    client: openai.OpenAI, http: httpx.Client, rows: list[str]
+) -> None:
+    content = "\n".join(rows[:60]).encode()
+    file = client.files.create(file=("short.jsonl", content), purpose="fine-tune")
+
+    def create(suffix: str, epochs: int) -> str:
+        # The same learning rate at a step, however many steps follow.
+        constant = {"lr_schedule": "constant", "warmup_ratio": 0}
+        return client.fine_tuning.jobs.create(
+            training_file=file.id,
+            model=MODEL,
+            suffix=suffix,
+            seed=7,
+            extra_body={"training": {"epochs": epochs, **constant}},
+        ).id
+
+    short, long = create("short", 1), create("long", 3)
+    model_before = wait_for_end(client, short).fine_tuned_model
+    path = f"/v1/fine_tuning/jobs/{short}/extend"
+    refused = http.post(path, json={"epochs": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "epochs")
+    assert "ended with epochs 1: expected at least 2" in refused.json()["error"]["message"]
+    created = http.post(path, json={"epochs": 3, "suffix": "longer"})
+    assert created.status_code == 200, created.text
+    assert created.json()["extended_from"] == short
+    extended = created.json()["id"]
+
+    def has_copied() -> bool:
+        return client.fine_tuning.jobs.retrieve(extended).status != "validating_files"
+
+    wait_until(has_copied, TIMEOUT_S, "the checkpoints are copied")
+    assert http.delete(f"/v1/fine_tuning/jobs/{short}").status_code == 200
+    wait_for_end(client, long)
+    ended = wait_for_end(client, extended)
+    found, expected = (
+        http.get(f"/v1/fine_tuning/jobs/{job_id}/metrics").json()["data"]
+        for job_id in (extended, long)
+    )
+    assert len(found) > 5
+    for name in ("step", "epoch", "loss", "learning_rate", "trained_tokens"):
+        assert [line[name] for line in found] == [line[name] for line in expected], name
+    messages = [event.message for event in client.fine_tuning.jobs.list_events(extended, limit=100)]
+    resumed = [message for message in messages if message.startswith("Resuming after step")]
+    assert resumed == [f"Resuming after step {len(found) // 3} of {len(found)}"]
+    assert ended.fine_tuned_model is not None
+    assert "longer" in ended.fine_tuned_model
+    for model in (ended.fine_tuned_model, model_before):
+        assert model is not None
+        answer = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "Hello!"}], max_tokens=5
+        )
+        assert (answer.model, bool(answer.choices[0].message.content)) == (model, True)
+    lineage = http.get(f"/v1/models/{ended.fine_tuned_model}/lineage").json()
+    assert lineage["extended_from"] == short
+    assert [end["model_id"] for end in lineage["extends"]] == [model_before]
+
+
 def test_dpo_job_prefers_better_answers(client: openai.OpenAI) -> None:
     files = {}
     for name in ("train", "heldout"):

@@ -314,6 +314,61 @@ def test_run_is_deleted_after_confirmation(page: Page, stub: StubApi, address: s
     assert "mine" not in stub.jobs
 
 
+def test_run_is_extended_by_the_new_number_of_epochs(
+    page: Page, stub: StubApi, address: str
+) -> None:
+    add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned")
+    open_view(page, address, "?run=mine")
+    expect(page.locator("#again-button")).to_be_visible()
+    expect(page.locator("#extend-button")).to_have_count(0)  # no checkpoint is left
+    stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
+    page.reload()
+    page.click("#extend-button")
+    field = page.get_by_label("Epochs in all")
+    expect(field).to_have_value("8")
+    expect(page.get_by_label("Steps in all")).to_be_hidden()
+    expect(page.locator("#extend-hint")).to_have_text("More than the 5 of this run.")
+    page.get_by_role("button", name="Back").click()
+    assert stub.runs.extended == []
+    page.click("#extend-button")
+    field.fill("5")
+    page.click("#extend-confirm")
+    assert field.evaluate("field => field.validity.rangeUnderflow")
+    assert stub.runs.extended == []
+    field.fill("600")
+    page.click("#extend-confirm")
+    error = page.locator("#extend-error")
+    expect(error).to_have_text("Epochs is 600: it should be at most 500")
+    expect(field).to_have_attribute("aria-invalid", "")
+    expect(field).to_be_focused()
+    expect(page.locator("#extend-button")).to_be_enabled()
+    field.fill("7")
+    page.get_by_label("Name of the run").fill("longer")
+    page.click("#extend-confirm")
+    expect(page.locator("#extend-dialog")).to_be_hidden()
+    expect(page.locator("#run-detail h2")).to_have_text("longer")
+    expect(page).to_have_url(re.compile(r"\?run=mine-extended$"))
+    assert stub.runs.extended[-1] == ("mine", {"epochs": 7, "suffix": "longer"})
+    expect(find_chart(page)).to_have_attribute("data-points", "10")  # the earlier steps
+    page.click("#extended-run")
+    expect(page.locator("#run-detail h2")).to_have_text("mine")
+
+
+def test_run_that_ended_at_max_steps_is_extended_by_steps(
+    page: Page, stub: StubApi, address: str
+) -> None:
+    training = {**TRAINING, "max_steps": 10}
+    add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned", training=training)
+    stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
+    open_view(page, address, "?run=mine")
+    page.click("#extend-button")
+    expect(page.get_by_label("Steps in all")).to_have_value("15")
+    expect(page.get_by_label("Epochs in all")).to_be_hidden()
+    page.click("#extend-confirm")
+    expect(page.locator("#extended-run")).to_have_text("mine")
+    assert stub.runs.extended == [("mine", {"max_steps": 15})]
+
+
 def test_log_is_followed_and_searched(page: Page, stub: StubApi, address: str) -> None:
     add_run(stub, "mine", "running", 10)
     lines = [f"step {number}: loss 1.5" for number in range(500)]

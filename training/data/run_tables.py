@@ -1,7 +1,5 @@
 """The tables of a run, in its own folder."""
 
-import os
-import shutil
 from pathlib import Path
 
 from storage import durable
@@ -20,7 +18,7 @@ def link_data(prepared: PreparedData, run_data: Path) -> None:
         target = (run_data / name).with_suffix(prepared.train.suffix)
         target.unlink(missing_ok=True)
         if table is not None:
-            _link_file(table, target)
+            durable.link_or_copy(table, target)
     summary = {key: value for key, value in prepared.summary.items() if key != "cache"}
     durable.write_json(run_data / SUMMARY_FILE, summary)
 
@@ -28,11 +26,3 @@ def link_data(prepared: PreparedData, run_data: Path) -> None:
 def name_references(role: str) -> str:
     """Return the name of the file with the figures of the reference for the rows of a role."""
     return f"references-{role}.safetensors"
-
-
-def _link_file(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
-        durable.fsync_file(target)

@@ -47,6 +47,7 @@ def write_lineage(
         **({"base_adapter": name_source(spec.base_adapter)} if spec.base_adapter else {}),
         PARENT_KEY: _describe_parent(start) if start else None,
         ROOT_KEY: _find_root(start) or origin,
+        **({"extended_from": record.extended_from} if record.extended_from else {}),
         "extends": [end.model_dump() for end in record.extends],
         "checkpoint_step": metrics["step"],
         "metrics": dict(metrics),

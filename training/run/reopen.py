@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from typing import Any
+from typing import Any, Literal
 
 from storage.lineage_file import read_lineage_file
 from training.run import run_state
@@ -106,18 +106,23 @@ def _check_length(spec: TrainingSpec, before: TrainingSpec) -> None:
 
 
 def _check_extends(run: RunFolder, spec: TrainingSpec, before: TrainingSpec) -> None:
-    """Raise `RerunError` if a succeeded run has no more steps to take.
-
-    Its last step shows which limit ended it: `epochs` or `max_steps`.
-    """
-    last = run.metrics.read_last()
-    is_at_limit = last is not None and last["step"] == before.max_steps
-    name = "max_steps" if is_at_limit else "epochs"
+    """Raise `RerunError` if a succeeded run has no more steps to take."""
+    name = find_limit(run, before)
     if getattr(spec, name) == getattr(before, name):
         raise RerunError(
             f"run {run.path.name!r} has succeeded already, with {_describe_length(before)}; raise "
             f"{name} to extend it, or choose a new folder"
         )
+
+
+def find_limit(run: RunFolder, spec: TrainingSpec) -> Literal["epochs", "max_steps"]:
+    """Return the setting that has to be raised to extend a succeeded run, as its last step shows.
+
+    For a run that stopped early that is `epochs`.
+    """
+    last = run.metrics.read_last()
+    is_at_limit = last is not None and last["step"] == spec.max_steps
+    return "max_steps" if is_at_limit else "epochs"
 
 
 def _describe_length(spec: TrainingSpec) -> str:

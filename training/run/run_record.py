@@ -63,6 +63,9 @@ class RunRecord(BaseModel):
     model_id: str | None = Field(None, description="The model that came of it, once published.")
     error: RunError | None = None
     extends: tuple[Extension, ...] = Field((), description="Earlier ends, oldest first.")
+    extended_from: str | None = Field(
+        None, description="The run that this one extends in a folder of its own."
+    )
     training_filename: str | None = Field(
         None, description="Name under which the training file was uploaded."
     )

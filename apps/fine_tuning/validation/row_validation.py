@@ -24,6 +24,7 @@ from system.library_imports import import_transformers
 from training.data.faults import DataError
 from training.launch import disable_progress_bars
 from training.monitoring.data_report import report_data
+from training.run.continuation import MissingStateError, copy_state
 from training.run.folder import RunFolder
 from training.settings.task_settings import DEFAULT_TASK
 from training.spec import SettingError, TrainingSpec
@@ -127,14 +128,18 @@ def name_param(exc: DataError) -> str:
 def check_job(layout: StorageLayout, run_id: str) -> None:
     """Read the rows of a job, and store them, or the reason to refuse them, in its folder.
 
+    The rows of an extension are copied from the job that it extends, with its checkpoints.
     Only faults of the rows or the settings are reasons to refuse. Other exceptions, such as
     `OSError` on a full disk, are raised, and the check is repeated.
     """
+    run = find_run(layout, run_id)
+    if (source_id := run.read_record().extended_from) is not None:
+        _copy_extended(layout, run, source_id)
+        return
     import_transformers()
     from training.data.prepare import prepare_data
     from training.data.run_tables import link_data
 
-    run = find_run(layout, run_id)
     spec = run.read_spec()
     disable_progress_bars()
     reported_at = 0.0
@@ -158,14 +163,41 @@ def check_job(layout: StorageLayout, run_id: str) -> None:
         logger.warning("the files of job %s cannot be used: %s", run_id, exc)
         message = str(exc).replace(str(layout.root), "<storage>")
         param = name_param(exc) if isinstance(exc, DataError) else None
-        code = f"invalid_{param}" if param else "invalid_settings"
-        refusal: Refusal = {"code": code, "message": message, "param": param}
-        durable.write_json(run.path / _REFUSAL_NAME, refusal)
+        _refuse(run, message, f"invalid_{param}" if param else "invalid_settings", param)
     else:
         report_data(run, prepared.summary)
         link_data(prepared, run.data)
     finally:
         (run.path / _PROGRESS_NAME).unlink(missing_ok=True)
+
+
+def _copy_extended(layout: StorageLayout, run: RunFolder, source_id: str) -> None:
+    """Copy the state of a job into the folder of the one that extends it."""
+
+    def check() -> None:
+        if run.read_record().is_final:
+            raise _CheckAbandonedError
+
+    gone = "checkpoints_gone"
+    try:
+        source = find_run(layout, source_id)
+        step = copy_state(source, run, check)
+    except _CheckAbandonedError:
+        logger.info("job %s has ended before its checkpoints were copied", run.path.name)
+    except MissingStateError as exc:  # removed by hand, or by a restored backup
+        _refuse(run, f"it extends job {source_id!r}: {exc}", gone)
+    except ApiError as exc:
+        if exc.status != 404:  # perhaps readable later
+            raise
+        _refuse(run, f"job {source_id!r}, which it extends, was deleted; create a new job", gone)
+    else:
+        run.events.add_once(f"It continues after step {step} of job {source_id}")
+
+
+def _refuse(run: RunFolder, message: str, code: str, param: str | None = None) -> None:
+    """Store why a job cannot use its files or settings."""
+    refusal: Refusal = {"code": code, "message": message, "param": param}
+    durable.write_json(run.path / _REFUSAL_NAME, refusal)
 
 
 def read_refusal(run: RunFolder) -> Refusal | None:

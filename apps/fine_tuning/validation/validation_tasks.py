@@ -60,7 +60,10 @@ class ValidationScheduler:
         Returns a description of the progress, None once the files are known to be valid, or the
         fault found in them.
         """
+        copied = _describe_copied(run)
         if self._runner.is_running("check_job", run.path.name):
+            if copied:
+                return f"{copied} are being copied"
             share = read_share(run) or 0.0
             return f"its files are being checked, {share:.0%} are read"
         task = Task("check_job", run.path.name)
@@ -71,11 +74,14 @@ class ValidationScheduler:
             self._end(task)
             return refusal
         if not self._attempts.is_due(task):
+            if copied:
+                return f"{copied} will be copied again, because their copy was interrupted"
             return "its files will be checked again, because their check was interrupted"
         if not self._start(task):
-            message = f"the check of its files failed {self._describe_attempts(task)}"
+            failed = f"the copy of {copied}" if copied else "the check of its files"
+            message = f"{failed} failed {self._describe_attempts(task)}"
             return {"code": "interrupted", "message": message, "param": None}
-        return "its files are being checked"
+        return f"{copied} are being copied" if copied else "its files are being checked"
 
     def reconcile_files(self) -> None:
         """Schedule checks of uploads: at most one small and one large file at a time."""
@@ -174,3 +180,9 @@ class ValidationScheduler:
         self._started.add(task)
         self._runner.start_task(self._layout.root, task)
         return True
+
+
+def _describe_copied(run: RunFolder) -> str | None:
+    """Describe what a job copies instead of reading its files; None unless it is an extension."""
+    source_id = run.read_record().extended_from
+    return None if source_id is None else f"the checkpoints of job {source_id}"

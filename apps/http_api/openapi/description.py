@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from apps.evaluations.evaluation_requests import EvaluationRequest
+from apps.fine_tuning.extension.extension_request import ExtensionRequest
 from apps.fine_tuning.job_requests import FineTuneRequest
 from apps.http_api.openapi import (
     cluster_schemas,
@@ -37,6 +38,7 @@ _REQUESTS = (
     CompletionRequest,
     EmbeddingRequest,
     EvaluationRequest,
+    ExtensionRequest,
     FineTuneRequest,
     Merging,
     Promotion,
@@ -85,6 +87,7 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
     ("post", f"{_JOB}/pause"): _json(response_schemas.FineTuningJob),
     ("post", f"{_JOB}/resume"): _json(response_schemas.FineTuningJob),
     ("post", f"{_JOB}/clone"): _json(response_schemas.FineTuningJob),
+    ("post", f"{_JOB}/extend"): _json(response_schemas.FineTuningJob),
     ("get", f"{_JOB}/events"): {
         "application/json": response_schemas.JobEventPage,
         "text/event-stream": {**_EVENTS, "description": "Events whose data is a `JobEvent`."},

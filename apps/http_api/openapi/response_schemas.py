@@ -201,6 +201,7 @@ class FineTuningJob(_Answer):
     priority: int
     waiting_for: str | None
     resumable: bool
+    extended_from: str | None = Field(description="The job whose training this one continues.")
 
 
 class JobPage(_Page):

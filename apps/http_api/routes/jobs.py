@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fastapi import APIRouter, Query, Request
 
 from apps.access.roles import Permission, requires
+from apps.fine_tuning.extension.extension_request import ExtensionRequest, parse_extension
 from apps.fine_tuning.index.run_index import UnreadableRun, describe_fault
 from apps.fine_tuning.index.run_lookup import expect_run, find_run
 from apps.fine_tuning.job_requests import FineTuneRequest, merge_changes, parse_fine_tune
@@ -195,6 +196,14 @@ async def clone_job(
     """Create a copy of a job, with the changes in the body."""
     asked = await asyncio.to_thread(_read_request, services, job_id)
     return await services.fine_tuning.create(await body.check(partial(merge_changes, asked)))
+
+
+@router.post("/jobs/{job_id}/extend", openapi_extra=describe_body(ExtensionRequest))
+@requires(Permission.WRITE_JOBS)
+async def extend_job(services: ServicesOf, job_id: str, body: JsonBody) -> Mapping[str, object]:
+    """Create a job that continues the training of one that has succeeded, which stays as it is."""
+    await body.check(parse_extension)
+    return await services.fine_tuning.extend(job_id, body.value)
 
 
 @router.delete("/jobs/{job_id}")

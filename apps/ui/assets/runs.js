@@ -83,6 +83,7 @@ window.tuneserveRuns = (() => {
 
     endAction(end) {
       if (end.action === "delete" && end.is_done && this.view === "run") this.go("list");
+      if (end.action === "extend") this.endExtension(end);
     }
 
     clearMore() {
@@ -217,6 +218,7 @@ window.tuneserveRuns = (() => {
         this.scrolled = text.scrollTop; // it only decreases if the visitor scrolls up
       });
       this.find("#publish-dialog form").addEventListener("submit", () => this.publish());
+      this.find("#extend-dialog form").addEventListener("submit", (event) => this.extend(event));
       this.find("#delete-dialog form").addEventListener("submit", () => this.change({ action: "delete" }));
       addEventListener("popstate", () => this.readAddress());
     }
@@ -230,6 +232,7 @@ window.tuneserveRuns = (() => {
         event.preventDefault();
         this.follow(link);
       } else if (button?.dataset.action === "delete") this.find("#delete-dialog").showModal();
+      else if (button?.dataset.action === "extend") this.chooseExtension(button.dataset);
       else if (button?.dataset.action) this.change({ action: button.dataset.action });
       else if (button?.dataset.publish) this.choosePublication(button.dataset);
       else if (button?.hasAttribute("data-close")) target.closest("dialog").close();
@@ -257,6 +260,51 @@ window.tuneserveRuns = (() => {
     publish() {
       const name = this.find("#publish-name").value.trim();
       this.change({ action: "publish", checkpoint: this.checkpoint, name });
+    }
+
+    // Proposes half as much again; only the field of the setting that limits the run is shown.
+    chooseExtension({ limit, before }) {
+      const dialog = this.find("#extend-dialog");
+      for (const label of dialog.querySelectorAll("[data-limit]")) {
+        label.hidden = label.dataset.limit !== limit;
+        label.querySelector("input").disabled = label.hidden; // a hidden field is not validated
+      }
+      this.length = dialog.querySelector(`[data-limit=${limit}] input`);
+      this.length.min = Number(before) + 1;
+      this.length.value = Number(before) + Math.ceil(Number(before) / 2);
+      this.limit = limit;
+      this.find("#extend-hint").textContent = `More than the ${before} of this run.`;
+      this.find("#extend-name").value = "";
+      this.showExtensionError("");
+      dialog.showModal();
+      this.length.select();
+    }
+
+    // The dialog stays open until the API has accepted the length.
+    extend(event) {
+      event.preventDefault();
+      this.showExtensionError("");
+      this.find("#extend-confirm").disabled = true;
+      const name = this.find("#extend-name").value.trim();
+      this.change({ action: "extend", limit: this.limit, length: this.length.valueAsNumber, name });
+    }
+
+    endExtension({ is_done, run, error, is_of_api }) {
+      this.find("#extend-confirm").disabled = false;
+      if (!is_done) {
+        this.showExtensionError(error, is_of_api);
+        return;
+      }
+      this.find("#extend-dialog").close();
+      this.go("run", { run });
+    }
+
+    showExtensionError(text, isOfApi = false) {
+      const place = this.find("#extend-error");
+      place.translate = !isOfApi; // the API's texts are English
+      place.textContent = text;
+      this.length?.toggleAttribute("aria-invalid", Boolean(text));
+      if (text) this.length.focus();
     }
 
     change(asked) {

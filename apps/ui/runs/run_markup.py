@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Sequence
 from html import escape
 from itertools import takewhile
+from urllib.parse import quote
 
 from apps.client.resources import Event, Job
 from apps.ui import markup
@@ -21,7 +22,7 @@ def render_run(job: Job, stage: str) -> str:
         f"<h2{mark_name(job)}>{escape(name_job(job))}</h2>"
         f"{markup.render_badge(job.status, 'run-status')}</div>"
         f'<p class="ts-muted">{markup.keep(job.model)} on {markup.keep(name_data(job))} · '
-        f"{_render_begin(job)}</p>{error}{_render_progress(job, stage)}"
+        f"{_render_begin(job)}{_render_extended(job)}</p>{error}{_render_progress(job, stage)}"
     )
 
 
@@ -31,6 +32,16 @@ def _render_begin(job: Job) -> str:
         return f"started {markup.render_moment(job.started_at)}"
     word = "waiting since" if job.status == "queued" else "created"
     return f"{word} {markup.render_moment(job.created_at)}"
+
+
+def _render_extended(job: Job) -> str:
+    """Render the link to the run that this one extends; empty if it extends none."""
+    if (extended := job.extended_from) is None:
+        return ""
+    return (
+        f' · extends <a id="extended-run" href="./runs?run={quote(extended)}" data-go="run" '
+        f'data-run="{escape(extended)}" translate="no">{escape(extended)}</a>'
+    )
 
 
 def _render_progress(job: Job, stage: str) -> str:
@@ -86,7 +97,12 @@ def render_duration(job: Job) -> str:
 
 
 def render_buttons(
-    job: Job, events: Sequence[Event], permissions: Collection[str], merge: Merge | None
+    job: Job,
+    events: Sequence[Event],
+    permissions: Collection[str],
+    merge: Merge | None,
+    *,
+    has_checkpoints: bool = False,
 ) -> str:
     """Render the buttons that change a run, as far as its status and the visitor's key allow."""
     again = (
@@ -107,18 +123,35 @@ def render_buttons(
     if merge is not None and not merge.exists:
         label = "Merge into a complete model"
         shown.append(_render_button("merge", label, "Merging…", merge.is_running))
+    if job.status == "succeeded" and has_checkpoints:
+        shown.append(_render_extend_button(job))
     if job.is_final:
         shown += [again, _render_button("delete", "Delete", "Deleting…")]
     return "".join(shown)
 
 
-def _render_button(action: str, label: str, busy: str, is_busy: bool = False) -> str:
-    """Render a button; while the change is made, it shows `busy`."""
+def _render_extend_button(job: Job) -> str:
+    """Render the button that asks for the new length, with the setting that limits the run."""
+    max_steps, epochs = job.training.get("max_steps"), job.training.get("epochs")
+    is_at_limit = job.progress is not None and job.progress.step == max_steps
+    before = max_steps if is_at_limit else epochs
+    if not isinstance(before, int):  # the settings cannot be read
+        return ""
+    limit = "max_steps" if is_at_limit else "epochs"
+    return _render_button(
+        "extend", "Extend", "Extending…", more=f' data-limit="{limit}" data-before="{before}"'
+    )
+
+
+def _render_button(
+    action: str, label: str, busy: str, is_busy: bool = False, more: str = ""
+) -> str:
+    """Render a button, with more attributes; while the change is made, it shows `busy`."""
     state = " disabled" if is_busy else ""
     text = busy if is_busy else label
     return (
         f'<button type="button" id="{action}-button" class="ts-action" data-action="{action}" '
-        f'data-busy="{escape(busy)}"{state}>{escape(text)}</button>'
+        f'data-busy="{escape(busy)}"{more}{state}>{escape(text)}</button>'
     )
 
 

@@ -49,7 +49,9 @@ async def read_run(
     parts = {
         "notice": "",
         "run": run_markup.render_run(job, stage),
-        "run-buttons": run_markup.render_buttons(job, events.events, permissions, merge),
+        "run-buttons": run_markup.render_buttons(
+            job, events.events, permissions, merge, has_checkpoints=bool(checkpoints)
+        ),
         "run-result": render_result(job, model, access, merge),
         "run-checkpoints": render_checkpoints(job, checkpoints, models, access),
         "run-evaluation": render_evaluation(evaluations),

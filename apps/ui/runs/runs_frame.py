@@ -87,13 +87,27 @@ _COMPARISON = f"""
   <div id="compare-settings" data-part="compare-settings"></div>
 </section>"""
 
-_DIALOGS = """
+_DIALOGS = r"""
 <dialog id="publish-dialog" aria-labelledby="publish-title"><form method="dialog">
   <h3 id="publish-title">Publish the checkpoint</h3>
   <p>It becomes a model for chats, downloads and fine-tunes. An event reports when it is ready.</p>
   <label>Name of the model <input id="publish-name" maxlength="128"></label>
   <div class="ts-actions"><button type="button" class="ts-action" data-close>Back</button>
     <button type="submit" class="ts-action ts-primary" id="publish-confirm">Publish</button></div>
+</form></dialog>
+<dialog id="extend-dialog" aria-labelledby="extend-title"><form>
+  <h3 id="extend-title">Extend the training</h3>
+  <p>A new run continues from the last checkpoint of this one, which stays as it is.</p>
+  <label data-limit="epochs">Epochs in all <input type="number" step="1" required
+    aria-describedby="extend-hint extend-error"></label>
+  <label data-limit="max_steps" hidden>Steps in all <input type="number" step="1" required
+    aria-describedby="extend-hint extend-error"></label>
+  <p id="extend-hint" class="ts-muted"></p>
+  <p id="extend-error" class="ts-field-error" role="alert"></p>
+  <label>Name of the run <input id="extend-name" maxlength="64" pattern="[A-Za-z0-9][A-Za-z0-9_\-]*"
+    placeholder="As before"></label>
+  <div class="ts-actions"><button type="button" class="ts-action" data-close>Back</button>
+    <button type="submit" class="ts-action ts-primary" id="extend-confirm">Extend</button></div>
 </form></dialog>
 <dialog id="delete-dialog" aria-labelledby="delete-title"><form method="dialog">
   <h3 id="delete-title">Delete this run?</h3>

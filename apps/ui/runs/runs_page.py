@@ -13,7 +13,8 @@ from typing import Any
 import gradio as gr
 
 from apps.client.client import ApiClient
-from apps.client.errors import ApiClientError
+from apps.client.errors import ApiClientError, RequestRefusedError
+from apps.client.jobs import JobExtension
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.runs.merging import AdapterMerger
@@ -65,6 +66,8 @@ class _Page:
         asked = read_action_request(event._data)
         if asked is None:
             return gr.skip(), state
+        if asked.action == "extend":
+            return await self._extend(asked, state)
         is_done = True
         try:
             await self._change(asked)
@@ -76,6 +79,21 @@ class _Page:
         else:
             shown = asked
         end = {"action": asked.action, "is_done": is_done}
+        return await self._update(shown, state, {"end": end})
+
+    async def _extend(self, asked: ActionRequest, state: TabState) -> tuple[TabMessage, TabState]:
+        """Extend a run, and show the new one; a refusal is shown where its length was entered."""
+        end: dict[str, object] = {"action": asked.action}
+        extension: JobExtension = {"epochs": None, "max_steps": None, "suffix": asked.name or None}
+        extension[asked.limit] = asked.length
+        try:
+            job = await self._client.jobs.extend(asked.run, extension)
+        except ApiClientError as exc:
+            is_refusal = isinstance(exc, RequestRefusedError)
+            end |= {"is_done": False, "error": describe_error(exc), "is_of_api": is_refusal}
+            return await self._update(asked, state, {"end": end})
+        end |= {"is_done": True, "run": job.id}
+        shown = ViewRequest(view="run", run=job.id, applied=asked.applied)
         return await self._update(shown, state, {"end": end})
 
     async def _update(
@@ -103,6 +121,8 @@ class _Page:
                 return client.jobs.cancel(run)
             case "delete":
                 return client.jobs.delete(run)
+            case "extend":
+                raise AssertionError("extended by `_extend`, which shows the new run")
             case "merge":
                 return AdapterMerger(client).merge(run)
             case "publish":

@@ -15,7 +15,7 @@ def _shorten(value: object) -> object:
 Text = Annotated[str, BeforeValidator(_shorten)]
 """A text that is cut: a visitor may paste one of any length."""
 View = Literal["list", "run", "compare"]
-ActionName = Literal["pause", "resume", "cancel", "merge", "promote", "publish", "delete"]
+ActionName = Literal["pause", "resume", "cancel", "extend", "merge", "promote", "publish", "delete"]
 
 
 class ViewRequest(BaseModel):
@@ -44,6 +44,10 @@ class ActionRequest(ViewRequest):
 
     action: ActionName
     checkpoint: Text = ""
+    limit: Literal["epochs", "max_steps"] = Field(
+        "epochs", description="The setting that makes the training longer."
+    )
+    length: int | None = Field(None, description="Its value for an extension of the run.")
     name: Text = Field("", description="Id of the model to publish; empty: the default one.")
 
 

@@ -19,6 +19,7 @@ from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.cli.conftest import Call
 from tests.apps.conftest import build_services
+from tests.apps.fine_tuning.extension.conftest import add_checkpoint
 from tests.tiny_vision import build_tiny_vit, write_image_folder
 from training.run.folder import RunFolder
 
@@ -43,6 +44,25 @@ def run(call: Call, services: Services, rows: Path) -> RunFolder:
     status, job_id = call("jobs", "create", str(rows), "--epochs", "2")
     assert status == 0, job_id
     return find_run(services.layout, job_id)
+
+
+def test_succeeded_job_is_extended(call: Call, services: Services, run: RunFolder) -> None:
+    job_id = run.path.name
+    status, output = call("jobs", "extend", job_id, "--epochs", "3")
+    expected = f"job '{job_id}' is queued, expected one that has succeeded; wait until it has"
+    assert (status, expected in output) == (1, True)
+    add_step(run, 4, 1.0)
+    add_checkpoint(run, 4)
+    run.update_record(status="succeeded")
+    status, output = call("jobs", "extend", job_id, "--epochs", "2")
+    message = f"error: epochs is 2, and job '{job_id}' ended with epochs 2: expected at least 3"
+    assert (status, output) == (1, message)
+    assert call("jobs", "extend", job_id)[0] == 1
+    status, extended = call("jobs", "extend", job_id, "--epochs", "3", "--suffix", "longer")
+    assert status == 0, extended
+    job = describe_job(find_run(services.layout, extended))
+    assert (job["training"]["epochs"], job["user_provided_suffix"]) == (3, "longer")
+    assert job_id in call("jobs", "show", extended)[1]
 
 
 def add_step(run: RunFolder, step: int, loss: float, **more: float) -> None:

@@ -77,6 +77,44 @@ def test_buttons_are_those_that_the_status_allows(
     assert run_markup.render_buttons(make_job(**changes), [], {"jobs.read"}, None) == ""
 
 
+@pytest.mark.parametrize(
+    ("training", "step", "limit", "before"),
+    [
+        ({"epochs": 3, "max_steps": None}, 30, "epochs", 3),
+        ({"epochs": 3, "max_steps": 40}, 30, "epochs", 3),
+        ({"epochs": 3, "max_steps": 30}, 30, "max_steps", 30),
+    ],
+)
+def test_succeeded_run_is_extended_by_what_limits_it(
+    training: dict[str, Any], step: int, limit: str, before: int
+) -> None:
+    job = make_job(status="succeeded", training=training, progress=Progress(step=step))
+
+    def render(has_checkpoints: bool) -> str:
+        return run_markup.render_buttons(
+            job, [], {"jobs.write"}, None, has_checkpoints=has_checkpoints
+        )
+
+    assert list_actions(render(has_checkpoints=False)) == ["again", "delete"]
+    html = render(has_checkpoints=True)
+    assert list_actions(html) == ["extend", "again", "delete"]
+    assert f'data-limit="{limit}" data-before="{before}"' in html
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "paused", "running"])
+def test_other_runs_are_not_extended(status: str) -> None:
+    job = make_job(status=status, training={"epochs": 3})
+    html = run_markup.render_buttons(job, [], {"jobs.write"}, None, has_checkpoints=True)
+    assert "extend-button" not in html
+
+
+def test_run_links_to_the_one_that_it_extends() -> None:
+    assert "extended-run" not in run_markup.render_run(make_job(), "Training")
+    assert_escaped(run_markup.render_run(make_job(extended_from=HOSTILE), "Training"))
+    html = run_markup.render_run(make_job(extended_from="ftjob-0"), "Training")
+    assert 'href="./runs?run=ftjob-0" data-go="run" data-run="ftjob-0"' in html
+
+
 def test_run_can_be_started_again_with_changes() -> None:
     job = make_job(id="ftjob-1", status="failed")
     assert 'href="./?from=ftjob-1"' in run_markup.render_buttons(job, [], {"jobs.write"}, None)

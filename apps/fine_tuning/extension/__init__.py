@@ -1,0 +1,1 @@
+"""Extensions: new jobs that continue the training of jobs that have succeeded."""

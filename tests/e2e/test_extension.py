@@ -1,0 +1,81 @@
+"""Runs that continue others in their own folders take the same steps as one that did not end."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import durable
+from tests.training.tasks.test_preference import write_rows
+from tests.training_process import finish, read_messages, read_steps, start, write_inputs
+from training.run.continuation import copy_state
+from training.run.folder import RunFolder
+from training.run.run_record import Extension, RunRecord
+from training.spec import TrainingSpec
+
+pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+
+LONG: dict[str, Any] = {"epochs": 3, "lr_schedule": "constant", "warmup_ratio": 0}
+KINDS: dict[str, dict[str, Any]] = {
+    "pipeline": {
+        "strategy": "pipeline",
+        "learning_rate": 0.001,
+        "precision": "fp32",
+        "gradient_accumulation_steps": 2,
+    },
+    "preference": {
+        "task": "preference",
+        "adapter": {"rank": 4},
+        "precision": "fp32",
+        "micro_batch_tokens": 512,
+        "micro_batch_size": 4,
+        "validation_fraction": 0.25,
+    },
+}
+"""Settings of runs, beside those of `LONG`; `test_fine_tuning_api` extends a job without them."""
+
+
+def continue_run(source: RunFolder, target: RunFolder, epochs: int) -> None:
+    """Create the run that continues another one, as the queue does."""
+    spec, record = source.read_spec(), source.read_record()
+    last = source.metrics.read_last()
+    assert last is not None
+    end = Extension(epochs=spec.epochs, step=int(last["step"]), model_id=None, ended_at=1)
+    longer = TrainingSpec.model_validate({**spec.model_dump(), "epochs": epochs})
+    new = RunRecord(
+        id=target.path.name,
+        created_at=2,
+        base_revision=record.base_revision,
+        extends=(end,),
+        extended_from=record.id,
+    )
+    target.create(longer, new)
+    assert copy_state(source, target, lambda: None) == end.step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_continued_run_equals_one_that_was_trained_so_long(tmp_path: Path, kind: str) -> None:
+    settings = {**LONG, **KINDS[kind]}
+    write_inputs(tmp_path)
+    if kind == "preference":
+        write_rows(tmp_path / "rows.jsonl")
+    for name, changes in (("long", settings), ("short", {**settings, "epochs": 1})):
+        with start(tmp_path, name, **changes) as process:
+            assert finish(process) == 0, (tmp_path / f"{name}.log").read_text()[-4000:]
+    source, target = RunFolder(tmp_path / "short"), RunFolder(tmp_path / "continued")
+    num_steps = len(source.metrics.read())
+    continue_run(source, target, epochs=3)
+    shutil.rmtree(source.path)
+    with start(tmp_path, "continued", **settings) as process:
+        assert finish(process) == 0, (tmp_path / "continued.log").read_text()[-4000:]
+    steps = read_steps(tmp_path, "long")
+    assert 0 < num_steps < len(steps)
+    assert read_steps(tmp_path, "continued") == steps
+    messages = read_messages(tmp_path, "continued")
+    assert f"Resuming after step {num_steps} of {len(steps)}" in messages
+    assert not any("Computing the reference" in message for message in messages)
+    assert durable.read_json(target.model / "verification.json")["passed"]
+    lineage = durable.read_json(target.model / "lineage.json")
+    assert lineage["extended_from"] == "short"
+    assert [end["step"] for end in lineage["extends"]] == [num_steps]
