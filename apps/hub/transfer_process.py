@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, NamedTuple
@@ -127,8 +127,9 @@ def _read_lines(process: "subprocess.Popen[str]", lines: "Queue[Any]") -> None:
 
 def _let_continue(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
+    with suppress(BrokenPipeError):  # it has ended, and the end of its output follows
+        process.stdin.write("go\n")
+        process.stdin.flush()
 
 
 def _read_log(log: Path) -> str:

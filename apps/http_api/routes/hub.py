@@ -89,6 +89,7 @@ async def push_model(services: ServicesOf, model_id: str, body: JsonBody) -> Map
     with invalid_input("repository"):
         repository = check_hub_id(asked.repository, needs_owner=True)
     model = await asyncio.to_thread(services.models.resolve, model_id)
+    record_creation(repository)
     note = await asyncio.to_thread(begin_push, services, model, repository, private=asked.private)
     return _describe(note)
 

@@ -47,8 +47,9 @@ class HubForms:
     def find_problem(self, form: str, field_name: str) -> str:
         """Return the problem of a field; empty if it has none."""
         problem = self.problem
-        is_of_field = problem is not None and (problem.form, problem.field) == (form, field_name)
-        return problem.message if problem is not None and is_of_field else ""
+        if problem is None or (problem.form, problem.field) != (form, field_name):
+            return ""
+        return problem.message
 
     def find_entered(self, form: str, field_name: str) -> str:
         """Return what was entered in a field of a form that was refused; else empty."""

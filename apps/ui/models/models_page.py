@@ -42,7 +42,9 @@ from apps.ui.notices import show_notice
 
 INTERVAL_S = 15.0
 TRANSFER_INTERVAL_S = 2.0
-SCRIPT = Path(__file__).parents[1] / "assets" / "models.js"
+ASSETS = Path(__file__).parents[1] / "assets"
+SCRIPT = ASSETS / "models.js"
+TRANSFERS_SCRIPT = ASSETS / "transfers.js"
 DONE_JS = "() => { document.dispatchEvent(new Event('models-done')); }"
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; these are all."
 _HEADING = re.compile(r"^#{1,6}(?=\s)")
@@ -55,7 +57,8 @@ _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 class ShownModel:
     """What a tab shows: a model or the list, the alias whose history is open, and a hash of it.
 
-    `problem` is that of a form that was refused, `running` the transfers that were in progress.
+    `problem` is that of a form that was refused, `running` the transfers that were in progress, and
+    `transfers` their HTML.
     """
 
     model_id: str = ""
@@ -64,6 +67,7 @@ class ShownModel:
     digest: str = ""
     problem: HubFormProblem | None = None
     running: frozenset[str] = frozenset()
+    transfers: str = ""
 
 
 NOTHING_SHOWN = ShownModel()
@@ -77,7 +81,6 @@ class ModelsView:
     html: str
     card: str = ""
     notice: str = ""
-    transfers: str = ""
 
 
 async def read_view(client: ApiClient, shown: ShownModel) -> ModelsView:
@@ -88,7 +91,8 @@ async def read_view(client: ApiClient, shown: ShownModel) -> ModelsView:
     )
     history = await _read_history(client, aliases, shown.alias)
     forms = HubForms(permitted, access, shown.problem)
-    shown = replace(shown, running=_find_running(transfers))
+    html = render_transfers(transfers, access)
+    shown = replace(shown, running=_find_running(transfers), transfers=html)
     model = find_model(models, shown.model_id)
     card, notice = "", ""
     if model is None:
@@ -114,7 +118,7 @@ async def read_view(client: ApiClient, shown: ShownModel) -> ModelsView:
         shown = replace(shown, model_id=model.id, content=content)
     digest = sha256(f"{html}\0{card}".encode(errors="surrogatepass")).hexdigest()
     shown = replace(shown, digest=digest)
-    return ModelsView(shown, html, card, notice, render_transfers(transfers, access))
+    return ModelsView(shown, html, card, notice)
 
 
 async def _read_permitted(client: ApiClient) -> HubPermissions:
@@ -192,7 +196,12 @@ class _Page:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self.notice = gr.HTML(visible=False, elem_id="models-notice")
-        self.transfers = gr.HTML(visible=False, elem_id="hub-transfers", apply_default_css=False)
+        self.transfers = gr.HTML(
+            visible=False,
+            elem_id="hub-transfers",
+            js_on_load=TRANSFERS_SCRIPT.read_text(),
+            apply_default_css=False,
+        )
         self.view = gr.HTML(
             '<p class="ts-empty">Loading…</p>',
             elem_id="models-view",
@@ -218,11 +227,10 @@ class _Page:
             error = show_notice(describe_error(exc), "error")
             return [error, gr.skip(), gr.skip(), replace(shown, digest=""), gr.skip(), gr.skip()]
         if view.shown.digest == shown.digest:
-            skipped = [gr.skip()] * 3
-            return [*skipped, view.shown, *_list_transfer_updates(view.transfers, view.shown)]
+            return [*[gr.skip()] * 3, *_list_state_updates(view.shown, shown)]
         keeps_notice = shown.digest and not view.notice  # of an action, not of a failed update
         notice = gr.skip() if keeps_notice else show_notice(view.notice, "error")
-        return [notice, *_list_updates(view)]
+        return [notice, *_list_updates(view, shown)]
 
     async def follow_transfers(self, shown: ShownModel) -> list[Any]:
         """Update the transfers; once one begins or ends, also what else is shown."""
@@ -234,14 +242,14 @@ class _Page:
             return [gr.skip()] * len(self.outputs)
         if _find_running(transfers) != shown.running:
             return await self.update_models(shown)
-        html = render_transfers(transfers, access)
-        return [*[gr.skip()] * 4, *_list_transfer_updates(html, shown)]
+        found = replace(shown, transfers=render_transfers(transfers, access))
+        return [*[gr.skip()] * 3, *_list_state_updates(found, shown)]
 
     async def change_models(self, shown: ShownModel, event: gr.EventData) -> list[Any]:
         """Open a model, the list or a history; or change a model or an alias, and show it."""
         action = read_action(event._data)
         if action.action == "open":
-            return await self._show(ShownModel(action.model))
+            return await self._show(_forget_model(shown, action.model))
         if action.action == "history":
             alias = "" if action.alias == shown.alias else action.alias
             return await self._show(replace(shown, alias=alias))
@@ -259,7 +267,7 @@ class _Page:
                 return await self._show(replace(shown, problem=problem))
             return await self._show(shown, message, "error")
         if action.action == "delete":
-            shown = NOTHING_SHOWN
+            shown = _forget_model(shown)
         return await self._show(replace(shown, problem=None), done)
 
     async def _show(self, shown: ShownModel, notice: str = "", kind: str = "info") -> list[Any]:
@@ -271,20 +279,33 @@ class _Page:
             return [error, gr.skip(), gr.skip(), shown, gr.skip(), gr.skip()]
         if not notice:
             notice, kind = view.notice, "error"
-        return [show_notice(notice, kind), *_list_updates(view)]
+        return [show_notice(notice, kind), *_list_updates(view, shown)]
 
 
-def _list_updates(view: ModelsView) -> list[Any]:
+def _forget_model(shown: ShownModel, model_id: str = "") -> ShownModel:
+    """Return what a tab shows when it opens another model, or the list: only transfers stay."""
+    return ShownModel(model_id, running=shown.running, transfers=shown.transfers)
+
+
+def _list_updates(view: ModelsView, before: ShownModel) -> list[Any]:
     html = (
         f'<div class="ts-models-view" data-shown="{escape(view.shown.model_id)}">{view.html}</div>'
     )
-    transfers = _list_transfer_updates(view.transfers, view.shown)
-    return [html, gr.Markdown(view.card, visible=bool(view.card)), view.shown, *transfers]
+    card = gr.Markdown(view.card, visible=bool(view.card))
+    return [html, card, *_list_state_updates(view.shown, before)]
 
 
-def _list_transfer_updates(html: str, shown: ShownModel) -> list[Any]:
-    """Return the updates of the transfers and of their timer, which ticks while one is running."""
-    return [gr.HTML(html, visible=bool(html)), gr.Timer(active=bool(shown.running))]
+def _list_state_updates(shown: ShownModel, before: ShownModel) -> list[Any]:
+    """Return the updates of the state, of the transfers, and of their timer.
+
+    The timer ticks while a transfer is in progress.
+    """
+    if shown == before:
+        return [gr.skip()] * 3
+    html = shown.transfers
+    transfers = gr.skip() if html == before.transfers else gr.HTML(html, visible=bool(html))
+    is_same = bool(shown.running) == bool(before.running)
+    return [shown, transfers, gr.skip() if is_same else gr.Timer(active=bool(shown.running))]
 
 
 def build_models_page(client: ApiClient) -> None:

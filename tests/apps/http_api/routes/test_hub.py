@@ -497,6 +497,10 @@ async def test_model_is_pushed(services: Services, client: AppClient, hub: FakeH
     assert hub.files == {path.name: path.read_bytes() for path in model.path.iterdir()}
     assert hub.created[0]["visibility"] == "private"
     assert hub.tokens == {f"Bearer {TOKEN}"}
+    audited = [json.loads(line) for line in services.layout.access.audit.open()]
+    assert [(one["path"], one["created"]) for one in audited] == [
+        ("/v1/models/latest/push", "me/tuned")
+    ]
     await wait_for_end(client, await push(client, "me/tuned", private=False))
     assert hub.created[1]["visibility"] != "private"
 
