@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -26,6 +27,7 @@ from system.process_limits import end_with_parent, offer_for_killing
 _MAX_WORKERS = 4
 _MAX_REASON_CHARACTERS = 300
 _CHUNK_BYTES = 4 << 20
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_FOLDER = ".cache"  # where the hub's library keeps its notes on a download
 
 
@@ -66,7 +68,7 @@ def _download(
     from huggingface_hub import HfApi, snapshot_download
 
     info = HfApi().model_info(repository, revision=revision, files_metadata=True)
-    if not info.sha:
+    if info.sha is None or not _COMMIT.fullmatch(info.sha):
         raise _HubError(502, "hub_failed", f"the hub names no commit of {repository!r}")
     listed = [
         HubFile(
@@ -185,7 +187,13 @@ def _explain_answer(exc: Any, repository: str, *, is_push: bool) -> tuple[int, s
 
 def _shorten(reason: object) -> str:
     words = " ".join(str(reason).split()) or type(reason).__name__
-    return words[:_MAX_REASON_CHARACTERS]
+    return _redact(words)[:_MAX_REASON_CHARACTERS]  # a token that is cut would not be found
+
+
+def _redact(text: str) -> str:
+    from huggingface_hub import get_token
+
+    return redact(text, [get_token()])
 
 
 def _report(output: TextIO, name: str, value: object) -> None:
@@ -225,11 +233,9 @@ def main() -> None:
         else:
             result = _download(repository, revision, options.folder, output)
     except Exception as exc:  # noqa: BLE001 - the process ends here
-        from huggingface_hub import get_token
-
         failed = explain_failure(exc, repository, revision, is_push=is_push)
-        failed["message"] = redact(failed["message"], [get_token()])
-        sys.stderr.write(redact(traceback.format_exc(), [get_token()]))
+        failed["message"] = _redact(failed["message"])
+        sys.stderr.write(_redact(traceback.format_exc()))
         _end(output, "failed", failed)
     _end(output, "done", result)
 

@@ -133,4 +133,4 @@ def _let_continue(process: "subprocess.Popen[str]") -> None:
 
 
 def _read_log(log: Path) -> str:
-    return redact(log.read_text(errors="replace")[-_MAX_LOG_CHARACTERS:])
+    return redact(log.read_text(errors="replace"))[-_MAX_LOG_CHARACTERS:]
