@@ -4,6 +4,7 @@
 # below that of training. Tests of the page without Ray, and then tests that train on clusters of
 # their own, run beside those of the whole application.
 set -uo pipefail
+export TEST_PATIENCE="${TEST_PATIENCE:-4}" # see tests/waiting.py: three processes share the processors
 pytest=("$1" -m pytest --durations=25)
 log=$(mktemp)
 besides=$(mktemp)

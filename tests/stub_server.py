@@ -15,7 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-START_TIMEOUT_S = 10.0
+from tests.waiting import PATIENCE
+
+START_TIMEOUT_S = 10.0 * PATIENCE
 
 
 @dataclass

@@ -16,7 +16,7 @@ import pytest
 from storage import durable
 from system.process_ends import wait_for_ends
 from tests.tiny_model import build_tiny_model
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 TIMEOUT_S = 240.0
 Steps = list[dict[str, float]]
@@ -85,7 +85,10 @@ def write_inputs(folder: Path) -> Path:
 def start(
     folder: Path, output: str, *, arguments: Sequence[str] = (), **changes: Any
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start `python -m training`; on exit, kill it and its descendants if it still runs."""
+    """Start `python -m training`; on exit, kill it and its descendants if it still runs.
+
+    If the body of the `with` statement fails, the end of the command's log is printed.
+    """
     spec = folder / f"{output}.json"
     spec.write_text(json.dumps({**SPEC, **changes}))
     command = [sys.executable, "-m", "training", spec.name, "--output", output, "--cache", "cache"]
@@ -97,6 +100,9 @@ def start(
     children: list[psutil.Process] = []
     try:
         yield process
+    except BaseException:
+        print((folder / f"{output}.log").read_text(errors="replace")[-8000:])
+        raise
     finally:
         if process.poll() is None:
             children = family.children(recursive=True)
@@ -115,7 +121,7 @@ def run_spec(folder: Path, spec: Mapping[str, Any], **environment: str) -> None:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=TIMEOUT_S * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -138,7 +144,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def finish(process: "subprocess.Popen[bytes]") -> int:
-    return process.wait(timeout=TIMEOUT_S)
+    return process.wait(timeout=TIMEOUT_S * PATIENCE)
 
 
 def read_steps(folder: Path, output: str) -> Steps:

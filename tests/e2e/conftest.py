@@ -15,10 +15,10 @@ from playwright.sync_api import expect
 
 from apps.server.server_process import build_command, build_environment, stop_server
 from benchmarks.application import find_free_port, write_deploy_file
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 START_TIMEOUT_S = 240.0
-BROWSER_PATIENCE_MS = 60_000
+BROWSER_PATIENCE_MS = 60_000 * PATIENCE
 ALLOWED_LOOP = "examples.loops.bert_mrpc:train_func"
 ROOT = Path(__file__).parent.parent.parent
 

@@ -316,9 +316,7 @@ def test_cancellation_ends_all_processes_of_run(
     begin = time.monotonic()
     assert client.fine_tuning.jobs.cancel(started.id).status == "cancelled"
     wait_until(lambda: not find_run_processes(application, started.id), 10, "no process is left")
-    took_s = time.monotonic() - begin
-    print(f"cancelling took {took_s:.1f} s")
-    assert took_s < 10
+    print(f"cancelling took {time.monotonic() - begin:.1f} s")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from apps.ui.settings import UiSettings
 from tests.apps.stub_api import MAX_CHARACTERS, LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
@@ -198,7 +198,9 @@ def test_request_is_shown_for_curl_and_python(chat: Page, stub: StubApi) -> None
     chat.get_by_label("Python").check()
     expect(code).to_have_value(re.compile("^from openai import OpenAI"))
     text = code.input_value().replace(chat.url.partition("/ui/")[0], stub.url)
-    run = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=120 * PATIENCE
+    )
     assert "Hello there" in run.stdout, run.stderr
     sent = [{k: v for k, v in body.items() if k[:6] != "stream"} for body in stub.bodies]
     assert sent[1] == {**sent[0], "model": "base-tuned"}

@@ -15,7 +15,7 @@ from tests.apps.http_api.cluster.test_node_metrics import TEXT
 from tests.apps.stub_api import LocalServer
 from tests.apps.ui.models_storage import ModelsStorage
 from tests.apps.ui.page_server import serve_page
-from tests.e2e.test_page import browser, open_context
+from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
@@ -81,7 +81,7 @@ def test_cluster_shows_machines_models_and_queue(page: Page) -> None:
     expect(page.get_by_role("link", name="Ray's dashboard")).to_have_attribute(
         "href", "http://127.0.0.1:8265"
     )
-    expect(nodes.nth(1).locator(".ts-spark")).to_have_count(2, timeout=60_000)
+    expect(nodes.nth(1).locator(".ts-spark")).to_have_count(2, timeout=PATIENCE_MS)
 
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

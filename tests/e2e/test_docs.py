@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ROOT, Application
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.e2e
 
@@ -57,7 +58,7 @@ def run_shell(code: str, ids: dict[str, str]) -> str:
         env={**os.environ, **ids},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=300 * PATIENCE,
     )
     assert answered.returncode == 0, f"{code}\n{answered.stdout[-3000:]}\n{answered.stderr[-500:]}"
     return answered.stdout

@@ -34,7 +34,7 @@ from tests.e2e.conftest import ALLOWED_LOOP, ROOT, Application
 from tests.tiny_encoder import build_tiny_encoder
 from tests.tiny_model import build_tiny_model
 from tests.tiny_vision import COLOURS, build_tiny_vit, draw_shape
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 from training import launch
 from training.checkpoint.format import list_checkpoints
 from training.data.prepare import prepare_data
@@ -300,7 +300,7 @@ def test_killed_command_resumes_from_the_last_reported_checkpoint(
         assert step >= 3
         wait_for_step(step + 2, process)
         process.send_signal(signal.SIGTERM)  # pauses at the next checkpoint
-        assert process.wait(TIMEOUT_S) == 75
+        assert process.wait(TIMEOUT_S * PATIENCE) == 75
     finally:
         if process.poll() is None:
             process.kill()

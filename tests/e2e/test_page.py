@@ -10,13 +10,13 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.e2e.conftest import Application
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.e2e
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-PATIENCE_MS = 60_000
-RUN_TIMEOUT_MS = 400_000
+PATIENCE_MS = 60_000 * PATIENCE
+RUN_TIMEOUT_MS = 400_000 * PATIENCE
 
 # Records every intermediate text of the last answer.
 WATCH_ANSWER_JS = """() => {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
@@ -103,7 +103,7 @@ def test_job_joins_cluster_of_submitting_process(other_cluster: str, tmp_path: P
         finally:
             process.stdin.close()
             process.terminate()
-            process.wait(TIMEOUT_S)
+            process.wait(TIMEOUT_S * PATIENCE)
     answers = read_answers()
     assert answers["report"] == "its process ended with exit status 0"
     assert found.read_text() == answers["own"]

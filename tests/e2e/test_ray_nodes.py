@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 pytestmark = [pytest.mark.e2e, pytest.mark.trains]
 
 TIMEOUT_S = 240.0
@@ -49,7 +51,9 @@ print(ray.get(Replica.remote().read.remote()))
 
 def test_worker_reads_the_state_of_its_cluster() -> None:
     command = [sys.executable, "-c", READ_CLUSTER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S * PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     node = found["node"]

@@ -24,7 +24,7 @@ from tests.e2e.test_image_job import pack_images
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
 from tests.tiny_encoder import build_tiny_encoder
 from tests.tiny_vision import build_tiny_vit, draw_shape, write_image_folder
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -70,7 +70,7 @@ def call_command(application: Application, *arguments: object) -> str:
         [str(part) for part in command],
         capture_output=True,
         text=True,
-        timeout=CLI_TIMEOUT_S,
+        timeout=CLI_TIMEOUT_S * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, (done.stdout, done.stderr)

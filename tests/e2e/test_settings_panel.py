@@ -235,7 +235,7 @@ def test_settings_are_copied_in_four_forms(panel: Page, address: str) -> None:
         ("Terminal", "tuneserve jobs create file-handbook --model base --suffix mine"),
     ):
         panel.locator("#export-form").get_by_label(form).check()
-        expect(text).to_have_value(re.compile(f"^{re.escape(start)}"), timeout=30_000)
+        expect(text).to_have_value(re.compile(f"^{re.escape(start)}"), timeout=PATIENCE_MS)
     enter(panel, "setting-epochs", "6")
     wait_until(lambda: "epochs=6" in text.input_value(), 30, "the text follows the settings")
 

@@ -23,7 +23,7 @@ from system.process_ends import is_running, wait_for_ends
 from tests.e2e.conftest import ROOT, START_TIMEOUT_S
 from tests.tiny_model import build_tiny_model
 from tests.training_process import finish, read_steps, start, wait_for_step, write_inputs
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 from training.__main__ import PAUSED_STATUS
 from training.checkpoint.format import list_checkpoints
 
@@ -208,9 +208,9 @@ def test_sigterm_drains_and_next_start_resumes_runs(
 
     wait_until(refuses, 10, "new requests are refused")
     assert stream.finish_reason is None, "the stream is still in progress"
-    stream.join(90)
+    stream.join(90 * PATIENCE)
     assert stream.finish_reason == "length"
-    assert first.process.wait(120) == 0, (folder / "supervisor.log").read_text()
+    assert first.process.wait(120 * PATIENCE) == 0, (folder / "supervisor.log").read_text()
     assert not wait_for_ends(first.family, 10)
     record = read_run(folder, running)
     steps = list_steps(folder, running)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig
 
 from storage import durable
 from tests.tiny_model import build_tiny_model
+from tests.waiting import PATIENCE
 from training.batching import BatchPlan, plan_epoch
 from training.data.row_table import RowTable
 from training.data.text.token_layout import TOKEN_LAYOUT
@@ -46,7 +47,7 @@ def run_training(spec: dict[str, Any], folder: Path) -> "subprocess.CompletedPro
     (folder / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, "-m", "training", "spec.json", "--output", "run", "--cache", "cache"]
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=240 * PATIENCE, check=False
     )
 
 

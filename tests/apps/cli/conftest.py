@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from apps.cli.main import cli
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
+from tests.waiting import PATIENCE
 
 Call = Callable[..., tuple[int, str]]
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 10.0 * PATIENCE
 
 
 @pytest.fixture

@@ -20,12 +20,13 @@ from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
 from apps.ui.frame.api_reference import build_curl, list_calls
 from tests.apps.conftest import ROW
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[4]
 GENERATOR = ROOT / ".venv" / "openapi-client" / "bin"
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 10.0 * PATIENCE
 OVERRIDES = {
     "application/x-tar": "application/octet-stream",
     "application/zip": "application/octet-stream",
