@@ -22,9 +22,9 @@ from apps.http_api.openapi import (
     text_schemas,
 )
 from apps.http_api.routes.aliases import Promotion
-from apps.http_api.routes.hub import HubInstallation, HubPush
 from apps.http_api.routes.job_events import Publication
 from apps.http_api.routes.models import Merging
+from apps.hub.hub_routes import HubInstallation, HubPush
 from serving.classification.embedding_request import EmbeddingRequest
 from serving.classification.request import ClassifyRequest
 from serving.openai.chat import ChatCompletionRequest

@@ -31,7 +31,7 @@ class HubFormProblem:
     """Why a form was refused: the field at fault, the message, and what was entered."""
 
     form: str
-    field: str
+    field_name: str
     message: str
     entered: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class HubForms:
     def find_problem(self, form: str, field_name: str) -> str:
         """Return the problem of a field; empty if it has none."""
         problem = self.problem
-        if problem is None or (problem.form, problem.field) != (form, field_name):
+        if problem is None or (problem.form, problem.field_name) != (form, field_name):
             return ""
         return problem.message
 

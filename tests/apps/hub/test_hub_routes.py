@@ -497,7 +497,7 @@ async def test_model_is_pushed(services: Services, client: AppClient, hub: FakeH
     assert hub.files == {path.name: path.read_bytes() for path in model.path.iterdir()}
     assert hub.created[0]["visibility"] == "private"
     assert hub.tokens == {f"Bearer {TOKEN}"}
-    audited = [json.loads(line) for line in services.layout.access.audit.open()]
+    audited = list(map(json.loads, services.layout.access.audit.read_text().splitlines()))
     assert [(one["path"], one["created"]) for one in audited] == [
         ("/v1/models/latest/push", "me/tuned")
     ]
