@@ -247,7 +247,7 @@ def render_commands(view: ModelView) -> str:
             f'curl --fail-with-body{bearer} "{url}/archive?format=zip" -o {name}.zip',
         ),
         (
-            "Push it to the hub with a token of this machine",
+            "Push it to the Hugging Face hub",
             f"tuneserve models push {name} OWNER/NAME",
         ),
     ]
