@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
 
 _TIMEOUT_S = 240.0
+_VIEW_TIMEOUT_S = 60.0
 _SETTLE_S = 35.0  # the queue re-reads ended runs every 30 s
-_NUM_EPOCHS_OF_LOAD = 2000
+_NUM_EPOCHS_OF_LOAD = 500
 _VIEWS = {
     "fine-tune": ("/ui/", "#preview mark.ts-learned >> nth=0"),
     "runs": ("/ui/runs", "#run-list tbody tr >> nth=0"),
-    "run": ("/ui/runs?run={run}", "#run-detail canvas >> nth=0"),
+    "run": ("/ui/runs?run={run}", "[data-chart=loss] canvas >> nth=0"),
     "chat": ("/ui/chat", "#chat-model input"),
     "compare": ("/ui/compare", "#compare-send"),
     "evaluate": ("/ui/evaluate", "#start-evaluation"),
@@ -73,6 +74,7 @@ def main() -> int:
             time.sleep(_SETTLE_S)
             with _open_browser() as browser:
                 idle = _open_views(browser, server.url, names, options.times)
+                print(f"idle: {idle}", file=sys.stderr)
                 with _train_beside(client):
                     training = _open_views(browser, server.url, names, options.times)
     result = {
@@ -106,7 +108,10 @@ def _create_job(client: httpx.Client, num_epochs: int) -> dict[str, Any]:
         "training_file": HANDBOOK_FILE_ID,
         "hyperparameters": {"n_epochs": num_epochs},
     }
-    created: dict[str, Any] = client.post("/v1/fine_tuning/jobs", json=body).json()
+    answer = client.post("/v1/fine_tuning/jobs", json=body)
+    if answer.is_error:
+        raise RuntimeError(f"the fine-tune was refused: {answer.text}")
+    created: dict[str, Any] = answer.json()
     return created
 
 
@@ -191,7 +196,7 @@ def _open_views(
     for _ in range(num_times):
         for view, (path, ready) in _VIEWS.items():
             context = browser.new_context(viewport={"width": 1280, "height": 800})
-            context.set_default_timeout(_TIMEOUT_S * 1000)
+            context.set_default_timeout(_VIEW_TIMEOUT_S * 1000)
             for kind in ("first", "again"):
                 took_ms = _open_view(context, f"{url}{path.format(**names)}", ready)
                 times_ms[view][kind].append(took_ms)

@@ -4,6 +4,7 @@
 needs two: engines need torch, while processes with a limit on their memory must not map it.
 """
 
+import atexit
 import gc
 import os
 import signal
@@ -16,6 +17,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 _NUM_TRIES = 2
+_EXIT_PATIENCE_S = 2.0
 
 
 class ForkError(Exception):
@@ -62,8 +64,19 @@ class ForkServer:
         with self._lock:
             self._discard()
 
+    def _close_at_exit(self, owner: int) -> None:
+        """End the server with the process that started it, not with forks of that process."""
+        # A thread that forks at this moment holds the lock; the server then ends with its socket.
+        if os.getpid() == owner and self._lock.acquire(timeout=_EXIT_PATIENCE_S):
+            try:
+                self._discard()
+            finally:
+                self._lock.release()
+
     def _start(self) -> socket.socket:
         if self._control is None:
+            atexit.unregister(self._close_at_exit)
+            atexit.register(self._close_at_exit, os.getpid())
             control, there = socket.socketpair()
             with there:
                 self._process = subprocess.Popen(  # noqa: S603 - our own command

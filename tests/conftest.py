@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+from tests.preloaded_check import preloaded_check
 from tests.training_process import exact, trained_folder, whole
 
-__all__ = ["exact", "trained_folder", "whole"]
+__all__ = ["exact", "preloaded_check", "trained_folder", "whole"]

@@ -32,9 +32,9 @@ class NodeGpu(Resource):
 
 
 class NodeHistory(Resource):
-    """The shares of processors and memory in use, oldest first."""
+    """The shares of processors and memory in use at times in Unix seconds, oldest first."""
 
-    interval_s: float = 0.0
+    at: tuple[float, ...] = ()
     cpu: tuple[float, ...] = ()
     memory: tuple[float, ...] = ()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from apps.errors import ApiError, InvalidInputError
 from apps.evaluations.evaluation_record import EvaluationRecord, ModelFigures, RowPart
-from apps.evaluations.evaluation_requests import EvaluationRequest
+from apps.evaluations.evaluation_requests import EvaluationRequest, name_model_field
 from apps.evaluations.evaluation_store import EvaluationStore
 from apps.evaluations.row_questions import RowsTooSlowError, describe_slow_rows, read_questions
 from apps.evaluations.row_sources import choose_file, choose_validation_rows
@@ -56,8 +56,9 @@ class EvaluationCreator:
             chosen = choose_validation_rows(self._layout, request.job, request.max_rows)
         training = {**chosen.training, **request.training}
         num_checked = min(request.max_rows, _NUM_CHECKED_ROWS)
-        for model in models:
-            self._check_rows(chosen.parts[0], model, training, num_checked)
+        for place, model in enumerate(models):
+            with name_model_field(place):
+                self._check_parts(chosen.parts, model, training, num_checked)
         return EvaluationRecord(
             id=new_id("eval"),
             created_at=int(time.time()),
@@ -75,9 +76,12 @@ class EvaluationCreator:
 
     def _resolve_models(self, names: Sequence[str]) -> list[StoredModel]:
         store = ModelStore(self._layout)
-        models = [store.resolve(name) for name in names]
-        for model in models:
-            model.check_answers("text")
+        models = []
+        for place, name in enumerate(names):
+            with name_model_field(place):
+                model = store.resolve(name)
+                model.check_answers("text")
+            models.append(model)
         if len({model.id for model in models}) < len(models):
             raise InvalidInputError(
                 f"{names[0]!r} and {names[1]!r} are the same model, {models[0].id!r}: expected two "
@@ -86,16 +90,35 @@ class EvaluationCreator:
             )
         return models
 
-    def _check_rows(
-        self, part: RowPart, model: StoredModel, training: Mapping[str, Any], num_rows: int
+    def _check_parts(
+        self,
+        parts: Sequence[RowPart],
+        model: StoredModel,
+        training: Mapping[str, Any],
+        num_rows: int,
     ) -> None:
-        """Raise `InvalidInputError` if a model can be asked none of the first rows."""
-        try:
-            found = read_questions(self._layout, part, model.id, training, num_rows, _MAX_CHECK_S)
-        except RowsTooSlowError as exc:
-            if exc.num_read:
+        """Raise `InvalidInputError` if a model can be asked none of the first rows of a file.
+
+        Files for which no time is left are read only when the evaluation runs.
+        """
+        deadline = time.monotonic() + _MAX_CHECK_S
+        for part in parts:
+            try:
+                self._check_rows(part, model, training, num_rows, deadline - time.monotonic())
+            except RowsTooSlowError as exc:
+                if exc.num_read == 0 and part == parts[0]:
+                    raise describe_slow_rows(exc, num_rows) from exc
                 return
-            raise describe_slow_rows(exc, num_rows) from exc
+
+    def _check_rows(
+        self,
+        part: RowPart,
+        model: StoredModel,
+        training: Mapping[str, Any],
+        num_rows: int,
+        max_s: float,
+    ) -> None:
+        found = read_questions(self._layout, part, model.id, training, num_rows, max_s)
         if not found:
             raise InvalidInputError(f"file {part.file!r} has no rows", param="file")
         faults = [(number, one.fault) for number, one in found.items() if one.fault is not None]

@@ -1,10 +1,9 @@
 """Evaluations and their rows as the API shows them."""
 
-import csv
-import io
 from collections.abc import Generator, Iterable
 from typing import Literal, TypedDict
 
+from apps.csv_table import write_csv_line
 from apps.evaluations.evaluation_record import (
     EvaluationRecord,
     EvaluationStatus,
@@ -12,8 +11,6 @@ from apps.evaluations.evaluation_record import (
     StoredRow,
 )
 
-RowFilter = Literal["all", "different", "wrong"]
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _ANSWER_COLUMNS = (
     *("model", "text", "finish_reason", "exact_match", "contains", "rouge_l", "perplexity"),
     "error",
@@ -141,47 +138,17 @@ def _describe_answer(answer: StoredAnswer) -> EvaluatedAnswerObject:
     }
 
 
-def filter_rows(rows: Iterable[StoredRow], chosen: RowFilter) -> Generator[StoredRow]:
-    """Yield all rows, those whose answers differ, or those with an answer that is not exact.
-
-    With one model, the answers that differ are those that are not exact.
-    """
-    for row in rows:
-        if (
-            chosen == "all"
-            or (chosen == "different" and row.is_different)
-            or (chosen == "wrong" and not row.is_exact)
-        ):
-            yield row
-
-
 def write_rows_csv(
     record: EvaluationRecord, rows: Iterable[StoredRow]
 ) -> Generator[bytes, None, None]:
-    """Yield the lines of a table of rows, with columns for the answers of each model.
-
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
-    """
+    """Yield the lines of a table of rows, with columns for the answers of each model."""
     columns = [
         name if place == 0 else f"{name}_{place + 1}"
         for place in range(len(record.models))
         for name in _ANSWER_COLUMNS
     ]
-    yield _write_line(["id", "number", "prompt", "expected", *columns])
+    yield write_csv_line(["id", "number", "prompt", "expected", *columns])
     for row in rows:
         found = [answer.model_dump() for answer in row.answers]
         answers = [answer[name] for answer in found for name in _ANSWER_COLUMNS]
-        yield _write_line([row.id, row.number, row.prompt, row.expected, *answers])
-
-
-def _write_line(cells: list[object]) -> bytes:
-    output = io.StringIO(newline="")
-    csv.writer(output).writerow(map(_neutralise, cells))
-    return output.getvalue().encode()
-
-
-def _neutralise(cell: object) -> object:
-    """Return a cell that no spreadsheet computes; numbers are kept."""
-    if isinstance(cell, bool):
-        return str(cell).lower()
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell
+        yield write_csv_line([row.id, row.number, row.prompt, row.expected, *answers])

@@ -1,7 +1,8 @@
 """The queue of evaluations: what clients call, and one evaluation that is computed at a time.
 
 Its state is on disk. An evaluation that was interrupted continues after the last row that is
-stored.
+stored. One that a system error interrupts, such as a full disk, is tried again with backoff while
+others are computed, and fails after some attempts.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from apps.evaluations.evaluation_record import EvaluationFailure, EvaluationReco
 from apps.evaluations.evaluation_requests import parse_evaluation
 from apps.evaluations.evaluation_run import EvaluationRun, write_to_end
 from apps.evaluations.evaluation_store import EvaluationStore
+from apps.evaluations.interruptions import MAX_ATTEMPTS, RETRY_DELAY_S, Interruptions
 from apps.evaluations.model_answers import AnswerSource, ModelFailedError, Patience
 from apps.evaluations.row_questions import RowsTooSlowError, describe_slow_rows
 from apps.fine_tuning.validation.row_thread import RowThread
@@ -33,7 +35,8 @@ class EvaluationQueue:
     """Accepts, computes, cancels and deletes evaluations; use it from one event loop.
 
     Without a `source` of answers, as with upstreams, none is accepted. `check_claim` raises if
-    another queue manages the storage. `patience` is how long requests to models are repeated.
+    another queue manages the storage. `patience` is how long requests to models are repeated, and
+    `retry_delay_s` the delay before an interrupted evaluation is tried again the first time.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class EvaluationQueue:
         source: AnswerSource | None,
         check_claim: Callable[[], None],
         patience: Patience = Patience(),  # noqa: B008 - immutable
+        retry_delay_s: float = RETRY_DELAY_S,
     ) -> None:
         self._layout = layout
         self._check_claim = check_claim
@@ -51,6 +55,7 @@ class EvaluationQueue:
         self._rows = rows
         self._source = source
         self._patience = patience
+        self._interruptions = Interruptions(retry_delay_s)
         self._changes = asyncio.Lock()
         self._current: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -142,10 +147,12 @@ class EvaluationQueue:
         self._rescan_at = time.monotonic() + _RESCAN_S
         async with self._changes:
             records = await asyncio.to_thread(self._store.list_all)
-            left = [record for record in records if not record.is_final]
-            if left and not self._is_computing:
-                self._current = left[-1].id
-                self._task = asyncio.create_task(self._compute(left[-1], self._source))
+            left = {record.id: record for record in records if not record.is_final}
+            self._interruptions.keep_only(left)
+            due = [record for key, record in left.items() if self._interruptions.is_due(key)]
+            if due and not self._is_computing:
+                self._current = due[-1].id
+                self._task = asyncio.create_task(self._compute(due[-1], self._source))
 
     async def stop(self) -> None:
         """Stop computing; what is left is computed after the next start."""
@@ -172,10 +179,8 @@ class EvaluationQueue:
 
     async def _compute(self, record: EvaluationRecord, source: AnswerSource) -> None:
         """Compute an evaluation, and record why it failed if it does."""
+        run = EvaluationRun(self._layout, self._store, self._rows, source, record, self._patience)
         try:
-            run = EvaluationRun(
-                self._layout, self._store, self._rows, source, record, self._patience
-            )
             await run.complete()
         except ModelFailedError as exc:
             await self._fail(record.id, exc.code, str(exc))
@@ -184,15 +189,33 @@ class EvaluationQueue:
             await self._fail(record.id, refusal.code, refusal.message)
         except (ApiError, ServingError) as exc:
             await self._fail(record.id, exc.code, exc.message)
-        except OSError:  # a full disk, for example
-            logger.exception("evaluation %s was interrupted and is continued", record.id)
-            self._rescan_at = time.monotonic() + _RESCAN_S
+        except OSError as exc:  # a full disk, for example
+            await self._interrupt(record.id, run.num_done, exc)
         except Exception:
             logger.exception("evaluation %s failed", record.id)
             message = "internal error; the server's log has the details"
             await self._fail(record.id, "internal_error", message)
         else:
             self._rescan_at = 0.0
+
+    async def _interrupt(self, evaluation_id: str, num_done: int, exc: OSError) -> None:
+        """Plan another attempt at an evaluation after a system error, or fail it."""
+        self._rescan_at = 0.0  # others are computed in the meantime
+        num_attempts = self._interruptions.add(evaluation_id, num_done)
+        logger.error("attempt %d at %s was interrupted", num_attempts, evaluation_id, exc_info=exc)
+        if num_attempts >= MAX_ATTEMPTS:
+            reason = exc.strerror or type(exc).__name__
+            message = (
+                f"{num_attempts} attempts were interrupted by a system error ({reason}); the "
+                "server's log has the details. Create it again once the cause is removed"
+            )
+            await self._fail(evaluation_id, "system_error", message)
+            return
+        try:
+            record = await asyncio.to_thread(self._store.get, evaluation_id)
+            await write_to_end(self._store.replace, record.model_copy(update={"status": "queued"}))
+        except (ApiError, OSError) as failure:  # the next attempt does not need it
+            logger.warning("evaluation %s cannot be shown as queued: %s", evaluation_id, failure)
 
     async def _fail(self, evaluation_id: str, code: str | None, message: str) -> None:
         self._rescan_at = 0.0

@@ -9,6 +9,8 @@ from storage import versioned_json
 from storage.durable import DamagedFileError
 
 EvaluationStatus = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+RowFilter = Literal["all", "different", "wrong"]
+"""All rows; those whose answers differ; those with an answer that is not exact."""
 FINAL_STATUSES: frozenset[EvaluationStatus] = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -126,6 +128,20 @@ class StoredRow(_Stored):
         if len(self.answers) == 1:
             return not self.is_exact
         return len({(answer.text, answer.error) for answer in self.answers}) > 1
+
+    def matches(self, chosen: RowFilter) -> bool:
+        """Return whether the row is one of a filter."""
+        if chosen == "different":
+            return self.is_different
+        return chosen == "all" or not self.is_exact
+
+
+def parse_stored_row(line: bytes) -> StoredRow | None:
+    """Parse a line of a file of rows; None for one that is damaged."""
+    try:
+        return StoredRow.model_validate_json(line)
+    except ValidationError:
+        return None
 
 
 def read_evaluation_record(path: Path) -> EvaluationRecord:

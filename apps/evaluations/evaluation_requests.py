@@ -1,12 +1,16 @@
 """The body of a request for an evaluation."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Self
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from apps.errors import ApiError
 from apps.fine_tuning.job_requests import MAX_SETTINGS
+from serving.errors import ServingError
 from serving.openai.protocol import MAX_MODEL_CHARACTERS, RequestPart, limit_items, parse_part
 from storage.layout import MAX_ID_CHARACTERS
 
@@ -68,3 +72,14 @@ class EvaluationRequest(RequestPart):
 def parse_evaluation(body: Any) -> EvaluationRequest:
     """Validate the body of a request for an evaluation; raises `InvalidRequestError`."""
     return parse_part(EvaluationRequest, body)
+
+
+@contextmanager
+def name_model_field(place: int) -> Iterator[None]:
+    """Name the model at `place` of `models` as the field at fault of errors about a model."""
+    try:
+        yield
+    except (ApiError, ServingError) as exc:
+        if exc.param == "model":
+            exc.param = f"models.{place}"
+        raise

@@ -63,6 +63,11 @@ class EvaluationRun:
         ]
         self._recorded_at = 0.0
 
+    @property
+    def num_done(self) -> int:
+        """The number of rows that are known to be done."""
+        return self._tallies[0].num_rows
+
     async def complete(self) -> None:
         """Ask what is left, and record the success.
 
@@ -167,7 +172,7 @@ class EvaluationRun:
             tally.describe(figures)
             for tally, figures in zip(self._tallies, self._record.models, strict=True)
         ]
-        figures = {"models": tuple(models), "num_done": self._tallies[0].num_rows}
+        figures = {"models": tuple(models), "num_done": self.num_done}
         self._record = self._record.model_copy(update={**figures, **changes})
         self._recorded_at = time.monotonic()
         await write_to_end(self._store.replace, self._record)

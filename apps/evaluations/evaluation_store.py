@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 
-from pydantic import ValidationError
-
 from apps.errors import ApiError, not_found
 from apps.evaluations.evaluation_record import (
     EvaluationRecord,
     StoredRow,
+    parse_stored_row,
     read_evaluation_record,
 )
 from storage import durable, versioned_json
@@ -98,7 +97,7 @@ class EvaluationStore:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):  # being written, or cut by a crash
                     return
-                row = _parse_row(line)
+                row = parse_stored_row(line)
                 if row is not None:
                     yield row
                 elif line.strip():
@@ -156,13 +155,6 @@ def find_evaluation_of(store: EvaluationStore, identifier: str) -> str | None:
 
 def _write(folder: Path, record: EvaluationRecord) -> None:
     versioned_json.write_object(folder / RECORD_NAME, record.model_dump(mode="json"))
-
-
-def _parse_row(line: bytes) -> StoredRow | None:
-    try:
-        return StoredRow.model_validate_json(line)
-    except ValidationError:
-        return None
 
 
 def _name_item(name: str) -> str:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from apps.evaluations.evaluation_store import EvaluationStore
+from apps.evaluations.row_index import EvaluatedRowReader
 from apps.file_store import FileStore
 from apps.fine_tuning.index.events_index import EventsReader
 from apps.fine_tuning.index.metrics_index import MetricsReader
@@ -155,6 +156,11 @@ class Services:
     def evaluations(self) -> EvaluationStore:
         """The evaluations on disk; their records are cached in this process."""
         return EvaluationStore(self.layout)
+
+    @cached_property
+    def evaluated_rows(self) -> EvaluatedRowReader:
+        """The rows of evaluations; their indexes are cached in this process."""
+        return EvaluatedRowReader(self.layout)
 
     @cached_property
     def machine(self) -> MachineMonitor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import gradio as gr
 
-from apps.ui.runs.tab_state import TabMessage, TabState
+from apps.ui.tab_state import TabMessage, TabState
 
 UpdateTab = Callable[[TabState, gr.EventData], Awaitable[tuple[TabMessage, TabState]]]
 ChangeTab = Callable[[TabState, gr.EventData], Awaitable[tuple[Any, TabState]]]

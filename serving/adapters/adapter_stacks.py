@@ -1,6 +1,7 @@
 """The stacked factors of the adapters in a batch, in all layers that adapters change."""
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 import torch
 
@@ -46,10 +47,11 @@ class AdapterStacks:
         for layer in layers:
             layer.stack = None
         # Another thread may remove an adapter meanwhile.
-        found = [(layer, layer.find_factors(numbers)) for layer in layers]
-        arena = Arena([one for _, factors in found for one in factors.list_layouts()], self._device)
-        for layer, factors in found:
-            layer.stack = factors.stack(arena)
+        found = [layer.find_factors(numbers) for layer in layers]
+        layouts = [factors.list_layouts() for factors in found]
+        arena = Arena(chain.from_iterable(layouts), self._device)
+        for layer, factors, own in zip(layers, found, layouts, strict=True):
+            layer.stack = factors.stack(own, arena)
         self.rows.prepare_masks({layer.stack.ranks for layer in layers if layer.stack is not None})
         self._stacked = numbers
         self.version += 1

@@ -1,5 +1,6 @@
 """The factors of adapters in one layer, one by one and stacked."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,12 +48,12 @@ class FactorList(tuple[Factors | None, ...]):
         gains: Layout = ((len(self) + 1, num_out), torch.float32)
         return [((rank, num_in), a_dtype), ((rank, num_out), torch.float32), gains]
 
-    def stack(self, arena: Arena) -> Stack | None:
-        """Copy the factors into one tensor each; None if no adapter changes the layer."""
+    def stack(self, layouts: Sequence[Layout], arena: Arena) -> Stack | None:
+        """Copy the factors into tensors of these layouts; None if no adapter changes the layer."""
         present = self._list_present()
         if not present:
             return None
-        a, b, *gains = (arena.allocate(*layout) for layout in self.list_layouts())
+        a, b, *gains = (arena.allocate(*layout) for layout in layouts)
         for one in present:  # another thread may remove it before the copies are complete
             for tensor in one:
                 if tensor is not None and tensor.is_cuda:

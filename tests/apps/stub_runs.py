@@ -176,7 +176,7 @@ def _add_models(app: FastAPI, stub: "StubApi", refuse: Callable[..., JSONRespons
             "cpu": {"share": 0.5, "uses": {"training": 0.4, "serving": 0.1}},
             "memory": {"used": 3 << 30, "total": 8 << 30, "uses": {"serving": 1 << 30}},
             "disk": {"used": 30 << 30, "total": 80 << 30, "uses": {"models": 1 << 30}},
-            "history": {"interval_s": 2.0, "cpu": [0.1, 0.5], "memory": [0.3, 0.4]},
+            "history": {"at": [1_000, 1_010], "cpu": [0.1, 0.5], "memory": [0.3, 0.4]},
         }
         cpus = {"total": 2.0, "training": 1.0, "serving": 0.5, "free": 0.5}
         loaded = {"id": "base", "deployment": "Generator", "memory_bytes": 1 << 28}

@@ -221,6 +221,7 @@ async def test_job_of_adapter_needs_room_for_what_it_publishes(
         assert (await client.post(publish, json={"model": "five"})).status_code == 202
 
 
+@pytest.mark.usefixtures("preloaded_check")
 async def test_import_beyond_model_store_limit_leaves_no_files(
     layout: StorageLayout, jobs: NotedJobs
 ) -> None:

@@ -15,7 +15,10 @@ from playwright.sync_api import expect
 
 from apps.server.server_process import build_command, build_environment, stop_server
 from benchmarks.application import find_free_port, write_deploy_file
+from tests.e2e.stub_slot import address, page_of_slot, sample_address, stub, stub_slot
 from tests.waiting import PATIENCE, wait_until
+
+__all__ = ["address", "page_of_slot", "sample_address", "stub", "stub_slot"]
 
 START_TIMEOUT_S = 240.0
 BROWSER_PATIENCE_MS = 60_000 * PATIENCE

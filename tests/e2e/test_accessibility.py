@@ -1,13 +1,12 @@
 """Rules of accessibility on all pages: axe-core with those of WCAG 2.1 A and AA, in both themes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
-from tests.e2e.stub_pages import READY, open_page, serve_stub_pages
+from tests.e2e.stub_pages import READY, open_page
 from tests.e2e.test_page import browser
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
@@ -27,10 +26,9 @@ GRADIO_FAULTS = {".examples[role=list]": "the examples of a chat are a list with
 """By selector, what is excluded and why: faults of Gradio that we cannot change."""
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serve_stub_pages() as url:
-        yield url
+@pytest.fixture
+def address(sample_address: str) -> str:
+    return sample_address
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from apps.ui.settings import UiSettings
-from tests.apps.stub_api import MAX_CHARACTERS, LocalServer, StubApi, build_stub
-from tests.apps.ui.page_server import serve_page
+from tests.apps.stub_api import MAX_CHARACTERS, StubApi
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import PATIENCE, wait_until
 
@@ -21,21 +19,13 @@ __all__ = ["browser"]
 
 
 @pytest.fixture
-def stub() -> Iterator[StubApi]:
-    stub = StubApi()
-    with LocalServer(build_stub(stub)) as stub.url:
-        yield stub
-
-
-@pytest.fixture
-def chat(browser: Browser, stub: StubApi) -> Iterator[Page]:
+def chat(browser: Browser, address: str) -> Iterator[Page]:
     context = open_context(browser)
-    with serve_page(UiSettings(api_url=stub.url)) as url:
-        page = context.new_page()
-        page.goto(f"{url}/chat")
-        expect(page.locator("#chat-model input")).to_have_value("latest → base-tuned")
-        yield page
-        context.close()
+    page = context.new_page()
+    page.goto(f"{address}/chat")
+    expect(page.locator("#chat-model input")).to_have_value("latest → base-tuned")
+    yield page
+    context.close()
 
 
 def send(page: Page, text: str) -> None:
@@ -70,6 +60,25 @@ def test_chat_handles_empty_and_long_messages_and_model_changes(chat: Page, stub
     expect(notes).to_have_count(1, timeout=PATIENCE_MS)
     assert stub.bodies[-1]["model"] == "base"
     assert len(stub.bodies[-1]["messages"]) == 1
+
+
+def test_question_that_is_sent_before_the_menu_is_filled_is_answered(
+    browser: Browser, stub: StubApi, address: str
+) -> None:
+    models_are_read = threading.Event()
+    stub.holds = [models_are_read]
+    context = open_context(browser)
+    page = context.new_page()
+    page.goto(f"{address}/chat")
+    send(page, "hello")
+    expect(page.locator("#chat-model input")).to_have_value("")
+    wait_until(lambda: not stub.holds, 20, "the page reads the models")
+    models_are_read.set()
+    expect(page.locator("#chat-history .ts-answered")).to_have_count(1, timeout=PATIENCE_MS)
+    expect(page.locator("#chat-input textarea")).to_have_value("")
+    expect(page.locator("#chat-model input")).to_have_value("latest → base-tuned")
+    assert list_contents(stub) == ["hello"]
+    context.close()
 
 
 def test_unknown_model_is_not_replaced(chat: Page, stub: StubApi) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from apps.ui.settings import UiSettings
-from tests.apps.stub_api import LocalServer, StubApi, build_stub
-from tests.apps.ui.page_server import serve_page
+from tests.apps.stub_api import StubApi
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
 
@@ -20,22 +18,14 @@ ANSWERS = ".ts-compare-history .ts-answered"
 
 
 @pytest.fixture
-def stub() -> Iterator[StubApi]:
-    stub = StubApi()
-    with LocalServer(build_stub(stub)) as stub.url:
-        yield stub
-
-
-@pytest.fixture
-def runs(browser: Browser, stub: StubApi) -> Iterator[Page]:
+def runs(browser: Browser, stub: StubApi, address: str) -> Iterator[Page]:
     """The page of a finished run."""
     stub.add_job("ftjob-1", "succeeded", fine_tuned_model="base-tuned", training={})
     context = open_context(browser)
-    with serve_page(UiSettings(api_url=stub.url)) as url:
-        page = context.new_page()
-        page.goto(f"{url}/runs?run=ftjob-1")
-        yield page
-        context.close()
+    page = context.new_page()
+    page.goto(f"{address}/runs?run=ftjob-1")
+    yield page
+    context.close()
 
 
 @pytest.fixture

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from apps.ui.settings import UiSettings
-from tests.apps.stub_api import LocalServer, StubApi, build_stub
+from tests.apps.stub_api import StubApi
 from tests.apps.stub_rows import make_finding
-from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
 
@@ -41,8 +39,8 @@ def add_file(stub: StubApi, file_id: str, name: str, **changes: Any) -> None:
 
 
 @pytest.fixture
-def stub() -> Iterator[StubApi]:
-    stub = StubApi()
+def stub(stub: StubApi) -> StubApi:
+    """Return a stub with files of several kinds."""
     for number in range(5):
         add_file(stub, f"file-{number}aaaa{number}", "rows.csv")
     add_file(stub, "file-metrics", "step_metrics.csv", purpose="fine-tune-results")
@@ -56,19 +54,17 @@ def stub() -> Iterator[StubApi]:
     stub.rows.rows["file-odd"] = [{"question": "Where is it?", "reply": "On its way."}]
     stub.rows.lengths = LENGTHS
     stub.rows.faults = [make_finding(4, 5, "'completion' is missing", '{"prompt": "x"}')]
-    with LocalServer(build_stub(stub)) as stub.url:
-        yield stub
+    return stub
 
 
 @pytest.fixture
-def page(browser: Browser, stub: StubApi) -> Iterator[Page]:
+def page(browser: Browser, address: str) -> Iterator[Page]:
     context = open_context(browser)
-    with serve_page(UiSettings(api_url=stub.url)) as url:
-        page = context.new_page()
-        page.goto(f"{url}/")
-        expect(page.locator("#preview mark.ts-learned").first).to_be_visible(timeout=PATIENCE_MS)
-        yield page
-        context.close()
+    page = context.new_page()
+    page.goto(f"{address}/")
+    expect(page.locator("#preview mark.ts-learned").first).to_be_visible(timeout=PATIENCE_MS)
+    yield page
+    context.close()
 
 
 def choose_file(page: Page, name: str) -> None:

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
-from apps.ui.settings import UiSettings
-from tests.apps.stub_api import LocalServer, StubApi, build_stub
+from tests.apps.stub_api import StubApi
 from tests.apps.stub_evaluations import StubEvaluations, add_sample_evaluations, make_row
-from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import browser, open_context
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
@@ -20,25 +18,21 @@ NUM_MEASURED = 3
 REFRESHES_PER_MINUTE = 30
 
 
-@pytest.fixture(scope="module")
-def stub() -> Iterator[StubApi]:
-    stub = StubApi()
-    with LocalServer(build_stub(stub)) as stub.url:
-        yield stub
-
-
-@pytest.fixture(scope="module")
-def address(stub: StubApi) -> Iterator[str]:
-    with serve_page(UiSettings(api_url=stub.url)) as url:
-        yield f"{url}/evaluate"
+@pytest.fixture
+def stub(stub: StubApi) -> StubApi:
+    """Return a stub with three evaluations."""
+    add_sample_evaluations(stub.evaluations_of_models)
+    return stub
 
 
 @pytest.fixture
-def page(browser: Browser, stub: StubApi) -> Iterator[Page]:
-    """A tab, and a stub with three evaluations; fails on an error of a script or in the console."""
-    stub.jobs.clear()
-    stub.evaluations_of_models.__init__()  # type: ignore[misc]
-    add_sample_evaluations(stub.evaluations_of_models)
+def address(address: str) -> str:
+    return f"{address}/evaluate"
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """A tab; fails on an error of a script or in the console."""
     context = open_context(browser)
     page = context.new_page()
     errors: list[str] = []

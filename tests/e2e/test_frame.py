@@ -1,11 +1,9 @@
 """What all pages share, in a browser: theme, header, times, keyboard, 404."""
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.stub_pages import READY, open_page, serve_stub_pages
+from tests.e2e.stub_pages import READY, open_page
 from tests.e2e.test_page import PATIENCE_MS, browser
 from tests.waiting import wait_until
 
@@ -38,10 +36,9 @@ CUT_OFF_JS = """() => [...document.querySelectorAll("label")].filter(label => {
 }).map(label => label.innerText)"""
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serve_stub_pages() as url:
-        yield url
+@pytest.fixture
+def address(sample_address: str) -> str:
+    return sample_address
 
 
 def check_theme(page: Page, *, is_dark: bool) -> None:

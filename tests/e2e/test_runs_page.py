@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Request, expect
 
-from apps.ui.settings import UiSettings
-from tests.apps.stub_api import HOSTILE, LocalServer, StubApi, build_stub
+from tests.apps.stub_api import HOSTILE, StubApi
 from tests.apps.stub_runs import make_checkpoint, make_metrics
-from tests.apps.ui.page_server import serve_page
 from tests.e2e.test_page import browser, count_points, open_context
 from tests.waiting import wait_until
 
@@ -31,25 +29,14 @@ TRAINING = {
 }
 
 
-@pytest.fixture(scope="module")
-def stub() -> Iterator[StubApi]:
-    stub = StubApi()
-    with LocalServer(build_stub(stub)) as stub.url:
-        yield stub
-
-
-@pytest.fixture(scope="module")
-def address(stub: StubApi) -> Iterator[str]:
-    with serve_page(UiSettings(api_url=stub.url)) as url:
-        yield f"{url}/runs"
+@pytest.fixture
+def address(address: str) -> str:
+    return f"{address}/runs"
 
 
 @pytest.fixture
-def page(browser: Browser, stub: StubApi) -> Iterator[Page]:
-    """A tab, and a stub without runs; fails on an error of a script."""
-    stub.jobs.clear()
-    stub.events.clear()
-    stub.runs.__init__(HOSTILE)  # type: ignore[misc]
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """A tab; fails on an error of a script."""
     context = open_context(browser)
     page = context.new_page()
     errors: list[str] = []

@@ -7,9 +7,7 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Page, expect
 
-from apps.ui.settings import UiSettings
-from tests.apps.stub_api import LocalServer, StubApi, build_stub
-from tests.apps.ui.page_server import serve_page
+from tests.apps.stub_api import StubApi
 from tests.e2e.test_classify_page import choose, enter
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
@@ -22,20 +20,13 @@ RATE = "#setting-learning-rate"
 
 
 @pytest.fixture
-def stub() -> Iterator[StubApi]:
-    stub = StubApi()
+def stub(stub: StubApi) -> StubApi:
+    """Return a stub with a file of labels and a finished run."""
     labelled = {**stub.files[0], "id": "file-labels", "filename": "labels.csv"}
     stub.files.append({**labelled, "check": {"task": "sequence_classification"}})
     training = {"task": "causal_lm", "epochs": 9, "precision": "fp32"}
     stub.add_job("ftjob-old", "succeeded", training=training, user_provided_suffix="former")
-    with LocalServer(build_stub(stub)) as stub.url:
-        yield stub
-
-
-@pytest.fixture
-def address(stub: StubApi) -> Iterator[str]:
-    with serve_page(UiSettings(api_url=stub.url)) as url:
-        yield url
+    return stub
 
 
 @pytest.fixture

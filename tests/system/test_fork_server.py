@@ -75,6 +75,32 @@ def test_server_killed_between_forks_is_replaced(server: ForkServer, delay_s: fl
         time.sleep(delay_s)  # the moment under test, not a wait for a condition
 
 
+def test_server_ends_with_the_process_that_started_it(
+    tmp_path: Path, server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a warning about a process that still runs, and not with a fork of that process."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    script = """
+import atexit, os, psutil
+from system.fork_server import ForkServer
+
+server = ForkServer("echo_process")
+server.start()
+(process,) = psutil.Process().children()
+if (pid := os.fork()) == 0:
+    atexit._run_exitfuncs()
+    os._exit(0)
+os.waitpid(pid, 0)
+print(process.is_running() and process.status() != "zombie", process.pid)
+"""
+    command = [sys.executable, "-W", "always", "-c", script]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    was_running, pid = ended.stdout.split()
+    assert was_running == "True"
+    assert not psutil.pid_exists(int(pid))
+
+
 def test_server_without_its_module_raises() -> None:
     server = ForkServer("no_such_module")
     connection, there = socket.socketpair()

@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,8 +17,7 @@ from apps.fine_tuning.index.model_sizes import ModelSizes
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.index.run_lookup import list_start_order
 from apps.http_api.cluster.machine_use import (
-    INTERVAL_S,
-    NUM_SAMPLES,
+    HISTORY_S,
     MachineMonitor,
     MachineUse,
     UseSample,
@@ -150,17 +149,25 @@ class ClusterView:
             urls = {node.id: node.metrics_url for node in nodes if node.metrics_url is not None}
             found = await fetch_metrics(list(urls.values())) if urls else []
             self._metrics = dict(zip(urls, found, strict=True))
+            present = {node.id for node in nodes}
+            self._histories = {key: one for key, one in self._histories.items() if key in present}
             for node in nodes:
                 self._record(node, self._metrics.get(node.id, _NO_METRICS))
         return self._metrics
 
     def _record(self, node: RayNode, metrics: NodeMetrics) -> None:
-        """Add the use of another machine to its history; this machine records its own."""
+        """Add the use of another machine to its history; this machine records its own.
+
+        It is known only when the cluster is requested, so the samples are at irregular times.
+        """
         if node.is_this or metrics.cpu_share is None:
             return
         memory = (metrics.memory_used or 0) / (metrics.memory_total or 1)
-        history = self._histories.setdefault(node.id, deque(maxlen=NUM_SAMPLES))
-        history.append(UseSample(round(metrics.cpu_share, 3), round(memory, 3)))
+        now = int(time.time())
+        history = self._histories.setdefault(node.id, deque())
+        history.append(UseSample(now, round(metrics.cpu_share, 3), round(memory, 3)))
+        while history[0].at < now - HISTORY_S:
+            history.popleft()
 
     def _find_dashboard(self) -> str | None:
         """Return the URL of Ray's dashboard once the cluster has named it."""
@@ -186,7 +193,7 @@ class ClusterView:
                 "cpu": _describe_share(metrics.cpu_share, None),
                 "memory": _describe_bytes(metrics.memory_used, metrics.memory_total, None),
                 "disk": _describe_bytes(metrics.disk_used, metrics.disk_total, None),
-                "history": _describe_history(list(history), METRICS_LIFETIME_S),
+                "history": _describe_history(history),
             }
         machine, uses = found.machine, found.uses
         memory = None if uses is None else {name: use.memory_bytes for name, use in uses.items()}
@@ -196,7 +203,7 @@ class ClusterView:
             "cpu": _describe_share(machine.cpu_share, uses),
             "memory": _describe_bytes(machine.memory_used, machine.memory_total, memory),
             "disk": _describe_bytes(machine.disk_used, machine.disk_total, stored),
-            "history": _describe_history(self._machine.list_history(), INTERVAL_S),
+            "history": _describe_history(self._machine.list_history()),
         }
 
 
@@ -226,9 +233,9 @@ def _describe_bytes(
     return {"used": used, "total": total, "uses": uses}
 
 
-def _describe_history(samples: Sequence[UseSample], interval_s: float) -> Mapping[str, object]:
+def _describe_history(samples: Collection[UseSample]) -> Mapping[str, object]:
     return {
-        "interval_s": interval_s,
+        "at": [sample.at for sample in samples],
         "cpu": [sample.cpu for sample in samples],
         "memory": [sample.memory for sample in samples],
     }

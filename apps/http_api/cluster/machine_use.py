@@ -14,13 +14,16 @@ from typing import NamedTuple
 import psutil
 
 INTERVAL_S = 10.0
-NUM_SAMPLES = 60
+HISTORY_S = 600.0
+NUM_SAMPLES = int(HISTORY_S / INTERVAL_S)
 _MIN_AGE_S = 1.0  # the use of the processor is measured between two readings
 
 
 class UseSample(NamedTuple):
     """The shares of processor and memory that were in use at a moment, each from 0 to 1."""
 
+    at: int
+    """Unix seconds."""
     cpu: float
     memory: float
 
@@ -36,9 +39,9 @@ class MachineUse(NamedTuple):
     disk_total: int
 
     def to_sample(self) -> UseSample:
-        """Return the shares for the history."""
+        """Return the present time and the shares for the history."""
         memory = self.memory_used / self.memory_total if self.memory_total else 0.0
-        return UseSample(round(self.cpu_share, 3), round(memory, 3))
+        return UseSample(int(time.time()), round(self.cpu_share, 3), round(memory, 3))
 
 
 class MachineMonitor:

@@ -41,7 +41,7 @@ class NodeGpu(_Answer):
 class NodeHistory(_Answer):
     """The shares of processors and memory in use during the last minutes, oldest first."""
 
-    interval_s: float
+    at: list[int]
     cpu: list[float]
     memory: list[float]
 

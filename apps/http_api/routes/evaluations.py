@@ -10,15 +10,16 @@ from fastapi.responses import Response
 from apps.access.roles import Permission, requires
 from apps.errors import ApiError, not_found
 from apps.evaluations.evaluation_objects import (
-    EvaluationRowObject,
-    RowFilter,
     describe_evaluation,
     describe_row,
-    filter_rows,
     write_rows_csv,
 )
-from apps.evaluations.evaluation_requests import EvaluationRequest, parse_evaluation
-from apps.evaluations.evaluation_store import EvaluationStore
+from apps.evaluations.evaluation_record import RowFilter
+from apps.evaluations.evaluation_requests import (
+    EvaluationRequest,
+    name_model_field,
+    parse_evaluation,
+)
 from apps.http_api.closing_response import ClosingResponse
 from apps.http_api.json_body import JsonBody
 from apps.http_api.pagination import After, Limit, cut_page, describe_page
@@ -41,8 +42,9 @@ async def create_evaluation(
 ) -> Mapping[str, object]:
     """Validate an evaluation and queue it; one is computed at a time."""
     request = await body.check(parse_evaluation)
-    for name in request.models:
-        await ensure_model(services, principal, name)
+    for place, name in enumerate(request.models):
+        with name_model_field(place):
+            await ensure_model(services, principal, name)
     return await services.evaluating.create(body.value)
 
 
@@ -108,33 +110,19 @@ def list_evaluation_rows(
     """List the rows that are done, with the answers of the models, in the order of the file."""
     record = services.evaluations.get(evaluation_id)
     if format == "json":
-        rows, has_more = read_row_page(services.evaluations, record.id, limit, after, filter)
-        return describe_page([dict(row) for row in rows], has_more=has_more)
+        page = services.evaluated_rows.read_page(record.id, limit, after, filter)
+        if page is None:
+            error = not_found("row", (after or "")[:100])
+            raise ApiError(404, error.message, param="after", code=error.code)
+        rows = [dict(describe_row(row)) for row in page.rows]
+        return describe_page(rows, has_more=page.has_more)
     if after is not None:
         message = f"after is {after[:100]!r}: a list as 'csv' has all entries, leave it out"
         raise ApiError(400, message, param="after")
-    chosen = filter_rows(services.evaluations.iterate_rows(record.id), filter)
+    rows_done = services.evaluations.iterate_rows(record.id)
+    chosen = (row for row in rows_done if row.matches(filter))
     return ClosingResponse(
         write_rows_csv(record, chosen),
         media_type="text/csv; charset=utf-8",
         headers={"content-disposition": f'attachment; filename="{record.id}.csv"'},
     )
-
-
-def read_row_page(
-    store: EvaluationStore, evaluation_id: str, limit: int, after: str | None, chosen: RowFilter
-) -> tuple[list[EvaluationRowObject], bool]:
-    """Return the rows of a filter after another row, and whether there are more.
-
-    Raises `ApiError` 404 if there is no row `after`.
-    """
-    rows = store.iterate_rows(evaluation_id)
-    if after is not None and not any(row.id == after for row in rows):  # reads up to that row
-        error = not_found("row", after[:100])
-        raise ApiError(404, error.message, param="after", code=error.code)
-    page: list[EvaluationRowObject] = []
-    for row in filter_rows(rows, chosen):
-        if len(page) == limit:
-            return page, True
-        page.append(describe_row(row))
-    return page, False

@@ -1,7 +1,5 @@
 """Rows of a file: pages with a search, statistics, and the rows with faults or equal ones."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
@@ -10,6 +8,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from apps.access.roles import Permission, requires
+from apps.csv_table import write_csv_line
 from apps.errors import ApiError
 from apps.fine_tuning.rows.row_pages import RowQuery
 from apps.fine_tuning.rows.survey_objects import FindingKind
@@ -122,18 +121,15 @@ def _show(
     )
 
 
-def write_csv(found: Sequence[Mapping[str, object]]) -> str:
+def write_csv(found: Sequence[Mapping[str, object]]) -> bytes:
     """Write entries as a table with a header."""
-    output = io.StringIO(newline="")
-    writer = csv.writer(output)
-    writer.writerow(_COLUMNS)
-    writer.writerows([one[name] for name in _COLUMNS] for one in found)
-    return output.getvalue()
+    rows = ([one[name] for name in _COLUMNS] for one in found)
+    return b"".join(map(write_csv_line, [_COLUMNS, *rows]))
 
 
-def write_json_lines(found: Sequence[Mapping[str, object]]) -> str:
+def write_json_lines(found: Sequence[Mapping[str, object]]) -> bytes:
     """Write entries as one JSON object a line."""
     return "".join(
         json.dumps({name: one[name] for name in _COLUMNS}, ensure_ascii=False) + "\n"
         for one in found
-    )
+    ).encode()

@@ -33,8 +33,9 @@ from apps.ui.chat.model_menu import (
     list_checkpoints,
     load_menu,
 )
+from apps.ui.chat.opening import Opened
 from apps.ui.chat.questions import QuestionHandlers
-from apps.ui.chat.sampling_settings import RESTORE_SETTINGS_JS
+from apps.ui.chat.sampling_settings import RESTORE_SETTINGS_JS, unpack_settings
 from apps.ui.chat.suggestions import suggest_questions
 from apps.ui.error_messages import describe_error
 from apps.ui.notices import show_notice
@@ -61,7 +62,16 @@ class _ModelHandlers:
         """Fill the model menu, and restore what the browser kept.
 
         The query parameter `model` selects a model. A conversation with another model is dropped.
+        A question that was sent before waits for the end.
         """
+        try:
+            return await self._open(chat, kept, kept_settings, request)
+        finally:
+            chat.opening.end(None)
+
+    async def _open(
+        self, chat: OpenChat, kept: Any, kept_settings: Any, request: gr.Request
+    ) -> Updates:
         ui, asked = self._ui, request.query_params.get("model")
         restored = unpack_conversation(kept)
         settings = ui.settings.restore_settings(kept_settings)
@@ -81,6 +91,7 @@ class _ModelHandlers:
         question = chat.conversation.find_unanswered()
         chat.conversation = chat.conversation.drop_unanswered()
         chat.chosen_model = chosen
+        chat.opening.end(Opened(chosen, menu, unpack_settings(kept_settings)))
         return {
             **settings,
             ui.chat: chat,

@@ -13,6 +13,7 @@ from apps.client.errors import AnswerFailedError
 from apps.client.resources import Piece
 from apps.client.text import Message
 from apps.ui.chat.answer_note import AnswerFacts, render_note
+from apps.ui.chat.opening import Opening
 from apps.ui.chat.sampling_settings import AnswerSettings
 
 OTHER_MODEL_NOTE = "{} answered instead of {}; this is a new conversation with your last question."
@@ -114,6 +115,7 @@ class OpenChat:
     conversation: Conversation = Conversation()
     chosen_model: Any = None  # the last choice in the menu, as the browser sent it
     shows_code: bool = False  # whether the panel with the request is open
+    opening: Opening = field(default_factory=Opening)
     _asked: Question | None = field(default=None, init=False)
     """A question whose answer has not been started."""
     _answered: Conversation | None = field(default=None, init=False)

@@ -154,17 +154,19 @@ def _name_class(label: str) -> str:
 
 
 def render_sparkline(name: str, history: NodeHistory, values: Sequence[float]) -> str:
-    """Render the last minutes as a line; the figure beside it is the present value."""
-    if len(values) < 2:
+    """Render the last minutes as a line over time; the figure beside it is the present value."""
+    if len(values) != len(history.at) or not values:
         return ""
-    step = _SPARK_WIDTH / (len(values) - 1)
+    begin, span_s = history.at[0], history.at[-1] - history.at[0]
+    if span_s <= 0:
+        return ""
     points = " ".join(
-        f"{place * step:.1f},{_SPARK_HEIGHT * (1 - min(1.0, max(0.0, value))):.1f}"
-        for place, value in enumerate(values)
+        f"{_SPARK_WIDTH * (at - begin) / span_s:.1f},"
+        f"{_SPARK_HEIGHT * (1 - min(1.0, max(0.0, value))):.1f}"
+        for at, value in zip(history.at, values, strict=True)
     )
-    minutes = len(values) * history.interval_s / 60
-    span = f" in the last {markup.format_duration(60 * minutes)}" if minutes else ""
-    label = f"{name}{span}: {min(values):.0%} to {max(values):.0%}"
+    span = markup.format_duration(span_s)
+    label = f"{name} in the last {span}: {min(values):.0%} to {max(values):.0%}"
     return (
         f'<svg class="ts-spark" viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}" role="img" '
         f'preserveAspectRatio="none" aria-label="{escape(label)}">'

@@ -24,8 +24,8 @@ from apps.ui.evaluate.evaluate_request import (
 from apps.ui.evaluate.evaluation_list import read_evaluation_list
 from apps.ui.evaluate.evaluation_view import read_evaluation
 from apps.ui.evaluate.start_form import explain_refusal, read_form
-from apps.ui.runs.tab_state import Content, TabMessage, TabState, write_message
 from apps.ui.tab_frame import build_tab_frame
+from apps.ui.tab_state import Content, TabMessage, TabState, write_message
 
 LIST_INTERVALS_S = (3.0, 10.0)
 EVALUATION_INTERVALS_S = (2.0, 30.0)

@@ -11,7 +11,7 @@ from apps.ui import markup
 from apps.ui.evaluate.evaluate_request import EvaluateRequest
 from apps.ui.evaluate.metric_cards import METRICS, format_metric
 from apps.ui.evaluate.start_form import read_menus
-from apps.ui.runs.tab_state import Content, TabState
+from apps.ui.tab_state import Content, TabState
 
 EMPTY = "No evaluations yet: choose a model and rows above, then press Start."
 EMPTY_OF_MODEL = "No evaluations of this model yet: choose rows above, then press Start."

@@ -16,7 +16,7 @@ from apps.ui.evaluate.evaluated_rows import describe_no_rows, render_rows
 from apps.ui.evaluate.evaluation_list import measure_done, name_model
 from apps.ui.evaluate.metric_cards import render_cards
 from apps.ui.runs.run_markup import WRITE_JOBS, name_job
-from apps.ui.runs.tab_state import Content, TabState
+from apps.ui.tab_state import Content, TabState
 
 PAGE_SIZE = 10
 _FORBIDDEN = 403

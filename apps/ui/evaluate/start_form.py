@@ -22,6 +22,7 @@ MAX_RUNS = 50
 TASK = "causal_lm"
 _FIELDS = {
     "models": "models",
+    "model": "models",
     "file": "rows",
     "job": "rows",
     "training": "rows",

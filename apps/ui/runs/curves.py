@@ -9,7 +9,7 @@ from typing import NamedTuple, TypedDict, TypeGuard
 
 from apps.client.client import ApiClient
 from apps.client.resources import Metrics
-from apps.ui.runs.tab_state import CurveEnd
+from apps.ui.tab_state import CurveEnd
 
 MAX_FIRST_POINTS = 800
 MAX_POINTS = 2400

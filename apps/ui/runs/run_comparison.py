@@ -12,8 +12,8 @@ from apps.ui.fine_tune.setting_fields import flatten, label_setting
 from apps.ui.runs.curves import MAX_COMPARED_POINTS, Column, select_columns
 from apps.ui.runs.run_markup import mark_name, name_data, name_job, render_duration
 from apps.ui.runs.run_settings import render_value
-from apps.ui.runs.tab_state import Content
 from apps.ui.runs.view_request import ViewRequest
+from apps.ui.tab_state import Content
 
 _COLUMNS = ("loss", "eval_loss", "learning_rate", "trained_tokens", "elapsed_s")
 UNEQUAL = "–"

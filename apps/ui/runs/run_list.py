@@ -14,8 +14,8 @@ from apps.ui.runs.run_markup import (
     render_duration,
 )
 from apps.ui.runs.sparklines import Sparkline, Sparklines, draw
-from apps.ui.runs.tab_state import Content
 from apps.ui.runs.view_request import ViewRequest
+from apps.ui.tab_state import Content
 
 PAGE_SIZE = 50
 

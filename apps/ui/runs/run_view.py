@@ -16,8 +16,8 @@ from apps.ui.runs.merging import AdapterMerger
 from apps.ui.runs.run_checkpoints import find_published, render_checkpoints
 from apps.ui.runs.run_result import find_result, render_result
 from apps.ui.runs.run_settings import read_defaults, render_settings
-from apps.ui.runs.tab_state import Content, Known, KnownEvents, TabState
 from apps.ui.runs.view_request import ViewRequest
+from apps.ui.tab_state import Content, Known, KnownEvents, TabState
 
 LOG_BYTES = 64_000
 LOG_SEARCH_BYTES = 40_000

@@ -23,7 +23,6 @@ from apps.ui.runs.run_result import LATEST
 from apps.ui.runs.run_view import read_run
 from apps.ui.runs.runs_frame import FRAME
 from apps.ui.runs.sparklines import Sparklines
-from apps.ui.runs.tab_state import Content, TabMessage, TabState, write_message
 from apps.ui.runs.view_request import (
     ActionRequest,
     ViewRequest,
@@ -31,6 +30,7 @@ from apps.ui.runs.view_request import (
     read_view_request,
 )
 from apps.ui.tab_frame import build_tab_frame
+from apps.ui.tab_state import Content, TabMessage, TabState, write_message
 
 LIST_INTERVALS_S = (3.0, 10.0)
 RUN_INTERVALS_S = (2.0, 10.0)

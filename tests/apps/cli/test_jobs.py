@@ -301,6 +301,7 @@ def test_drawn_job_has_progress_bar_curve_and_queue_position(run: RunFolder) -> 
     assert max(map(len, drawn.splitlines())) <= 90
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_folder_of_images_is_sent_as_an_archive(
     call: Call, services: Services, tmp_path: Path
 ) -> None:

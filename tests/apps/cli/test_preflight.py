@@ -97,6 +97,7 @@ def test_bundled_settings_are_valid_training_spec() -> None:
     TrainingSpec.model_validate({**settings, "base_model": "m", "train_file": "f"})
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_bundled_model_is_small_and_becomes_latest(tmp_path: Path) -> None:
     folder = find_bundled("tuneserve-demo")
     assert sum(path.stat().st_size for path in folder.iterdir()) < 15_000_000
@@ -114,6 +115,7 @@ def test_unavailable_base_model_raises(tmp_path: Path) -> None:
         install_base_models(ModelStore(open_storage(tmp_path)), {"mine": "no/such-model"})
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_invalid_base_model_entry_is_skipped_at_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,6 +130,7 @@ def test_invalid_base_model_entry_is_skipped_at_start(
     assert store.resolve("latest").id == "tuneserve-demo"
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_base_model_with_excessive_hidden_size_is_refused(tmp_path: Path) -> None:
     source = Path(shutil.copytree(find_bundled("tuneserve-demo"), tmp_path / "source"))
     config = json.loads((source / "config.json").read_text())

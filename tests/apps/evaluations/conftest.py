@@ -138,7 +138,7 @@ def open_queue(
     layout: StorageLayout, rows: RowThread, source: ScriptedSource | None
 ) -> EvaluationQueue:
     patience = Patience(first_delay_s=0.0, failing_s=0.0)
-    return EvaluationQueue(layout, rows, source, lambda: None, patience)
+    return EvaluationQueue(layout, rows, source, lambda: None, patience, retry_delay_s=0.0)
 
 
 @pytest.fixture

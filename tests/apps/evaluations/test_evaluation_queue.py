@@ -1,6 +1,7 @@
 """Evaluations from their creation to their end: metrics, restarts, cancellation, refusals."""
 
 import asyncio
+import errno
 import json
 import math
 import threading
@@ -310,6 +311,47 @@ async def test_answers_are_not_late_while_generators_start(
     assert (record.status, record.models[0].num_failed) == ("succeeded", 0)
 
 
+async def test_lasting_system_error_fails_only_its_own_evaluation(
+    evaluations: EvaluationQueue, layout: StorageLayout, ten_rows: str
+) -> None:
+    body = {"models": ["tiny"], "file": ten_rows, "max_rows": 2}
+    broken, other = await evaluations.create(body), await evaluations.create(body)
+    (layout.evaluations.find(broken["id"]) / ROWS_NAME).mkdir()  # reading it raises an OSError
+    assert (await finish(evaluations, layout, other)).status == "succeeded"
+    record = await finish(evaluations, layout, broken)
+    assert record.status == "failed"
+    assert record.error is not None
+    assert record.error.code == "system_error"
+    assert "8 attempts were interrupted by a system error (Is a directory)" in record.error.message
+    assert str(layout.root) not in record.error.message
+
+
+async def test_interrupted_evaluation_is_queued_and_succeeds_once_the_error_is_gone(
+    evaluations: EvaluationQueue,
+    layout: StorageLayout,
+    ten_rows: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, add_row, num_attempts = EvaluationStore(layout), EvaluationStore.add_row, 0
+
+    def add_one(self: EvaluationStore, evaluation_id: str, row: StoredRow) -> None:
+        """Add one row per attempt: each makes progress."""
+        nonlocal num_attempts
+        if row.number % 2 == 0 and row.number > num_attempts:
+            num_attempts = row.number
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add_row(self, evaluation_id, row)
+
+    monkeypatch.setattr(EvaluationStore, "add_row", add_one)
+    monkeypatch.setattr("apps.evaluations.evaluation_queue.MAX_ATTEMPTS", 2)
+    created = await evaluations.create({"models": ["tiny"], "file": ten_rows})
+    await evaluations.start_next()
+    await wait_for(lambda: num_attempts == 2, 30, "the evaluation is interrupted")
+    await wait_for(lambda: store.get(created["id"]).status == "queued", 30, "it is queued again")
+    record = await finish(evaluations, layout, created)
+    assert (record.status, record.num_done, num_attempts) == ("succeeded", 10, 10)
+
+
 @pytest.mark.parametrize(
     ("failure", "code"),
     [(ModelNotFoundError("gone"), "model_not_found"), (EngineDeadError("damaged"), "model_failed")],
@@ -400,6 +442,29 @@ async def test_invalid_request_is_refused(
         await evaluations.create(body)
     assert _find_status(refused.value) == status
     assert EvaluationStore(layout).list_all() == []
+
+
+@pytest.mark.parametrize(
+    ("models", "field"),
+    [
+        (["gone"], "models.0"),
+        (["tiny", "gone"], "models.1"),
+        (["encoder", "tiny"], "models.0"),
+        (["tiny", "encoder"], "models.1"),
+    ],
+)
+async def test_refused_model_is_named_as_a_field(
+    evaluations: EvaluationQueue,
+    layout: StorageLayout,
+    ten_rows: str,
+    tmp_path: Path,
+    models: list[str],
+    field: str,
+) -> None:
+    ModelStore(layout).add(build_tiny_encoder(tmp_path / "encoder"), "encoder")
+    with pytest.raises(ServingError) as refused:
+        await evaluations.create({"models": models, "file": ten_rows})
+    assert refused.value.param == field
 
 
 def _find_status(exc: BaseException) -> int:

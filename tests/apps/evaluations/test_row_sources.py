@@ -1,6 +1,7 @@
 """The rows of evaluations: of files, and the validation rows of jobs, as questions for a model."""
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from apps.errors import ApiError, InvalidInputError
 from apps.evaluations.evaluation_queue import EvaluationQueue
 from apps.evaluations.evaluation_record import RowPart
+from apps.evaluations.evaluation_store import EvaluationStore
 from apps.evaluations.row_questions import describe_prompt, read_questions
 from apps.evaluations.row_sources import choose_file, choose_validation_rows
 from apps.fine_tuning.queue import RunQueue
@@ -70,6 +72,24 @@ async def test_held_out_rows_of_several_files_are_evaluated(
     found = [[row.number for row in rows if row.file == part.file] for part in chosen.parts]
     assert found == [list(part.numbers or ()) for part in chosen.parts]
     assert len({row.id for row in rows}) == len(rows) == 9
+
+
+async def test_each_file_is_checked_before_an_evaluation_exists(
+    evaluations: EvaluationQueue,
+    layout: StorageLayout,
+    queue: RunQueue,
+    ten_rows: str,
+) -> None:
+    add_file(layout, make_rows(8), "file-more")
+    files = [{"file": ten_rows}, {"file": "file-more"}]
+    training = {"validation_fraction": 0.5}
+    run = await create_run(queue, ten_rows, training_files=files, training=training)
+    body = {"models": ["tiny"], "job": run.path.name}
+    shutil.rmtree(layout.file("file-more"))
+    add_file(layout, ["{broken"] * 8, "file-more")
+    with pytest.raises(InvalidInputError, match="none of the first . rows of file 'file-more'"):
+        await evaluations.create(body)
+    assert EvaluationStore(layout).list_all() == []
 
 
 async def test_validation_file_of_job_is_read_with_its_settings(

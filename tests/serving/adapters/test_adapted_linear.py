@@ -14,8 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from serving.adapters.adapted_linear import AdaptedLinear
 from serving.adapters.adapter_file import LayerFactors
 from serving.adapters.adapter_stacks import AdapterStacks
-from serving.adapters.arena import Arena
+from serving.adapters.arena import Arena, Layout
 from serving.adapters.row_adapters import MAX_STATIC, RowAdapters, StaticRowAdapters
+from serving.adapters.stacked_factors import FactorList
 from serving.errors import EngineDeadError
 from serving.transformers_internals import CudaGraphSets
 
@@ -248,6 +249,23 @@ def test_recorded_pass_computes_the_rows_of_later_passes() -> None:
             results.append(found)
     assert len(results) == len(SPANS) - 1
     assert not any(torch.equal(one, other) for one, other in pairwise(results))
+
+
+def test_layouts_of_a_layer_are_listed_once_per_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_calls = 0
+    list_layouts = FactorList.list_layouts
+
+    def count(factors: FactorList) -> list[Layout]:
+        nonlocal num_calls
+        num_calls += 1
+        return list_layouts(factors)
+
+    monkeypatch.setattr(FactorList, "list_layouts", count)
+    layer = Layer(make_layer(), {1: make_factors(), 2: make_factors(seed=1)})
+    layer.set_batch([(1, 2), (2, 2)])
+    assert num_calls == 1
+    layer.set_batch([(1, 2), (2, 2)])
+    assert num_calls == 1
 
 
 def test_padding_rows_have_no_adapter_of_an_earlier_stack() -> None:

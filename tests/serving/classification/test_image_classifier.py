@@ -114,6 +114,7 @@ def test_texts_are_refused(folder: Path) -> None:
         classifier.encode(ask([encode(IMAGES[0])], truncate=True))
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_image_classifier_is_imported(layout: StorageLayout, folder: Path) -> None:
     store = ModelStore(layout)
     model = store.install(folder, "shapes")

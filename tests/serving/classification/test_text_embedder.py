@@ -100,6 +100,7 @@ def test_long_input_is_truncated(folder: Path) -> None:
         assert encoded.num_tokens == 64
 
 
+@pytest.mark.usefixtures("preloaded_check")
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -135,6 +136,7 @@ def test_encoder_without_a_layer_is_refused(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("preloaded_check")
 async def test_dimensions_must_be_those_of_the_model(
     layout: StorageLayout, bare_folder: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_model_construction_is_limited_in_memory(source: Path) -> None:
         check_import(source)
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_adapter_is_imported_with_or_without_a_tokenizer(
     layout: StorageLayout, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_adapter_is_imported_with_or_without_a_tokenizer(
     assert (imported.is_adapter, kept) == (True, {"eos_token": "a"})
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_faults_of_an_imported_adapter_are_found_in_the_process(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -179,6 +181,7 @@ def _fill(name: str, num_bytes: int) -> Callable[[Path], None]:
     return fill
 
 
+@pytest.mark.usefixtures("preloaded_check")
 @pytest.mark.parametrize(
     ("corrupt", "message"),
     [
@@ -233,6 +236,7 @@ def _fill_vocabulary(model: Path) -> None:
     _change_tokenizer(model, model={"type": "WordLevel", "vocab": vocab, "unk_token": "word-0"})
 
 
+@pytest.mark.usefixtures("preloaded_check")
 @pytest.mark.parametrize(
     ("corrupt", "message"),
     [
@@ -280,6 +284,7 @@ def test_model_whose_tokenizer_settings_name_server_file_is_refused(
         assert not watch.was_opened()
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_imported_model_keeps_only_known_settings(layout: StorageLayout, source: Path) -> None:
     settings = json.loads((source / "tokenizer_config.json").read_text())
     strange = {"tokenizer_class": "AutoModel", "sp_model_kwargs": {"model": "/etc/passwd"}}

@@ -521,6 +521,7 @@ def _write_origin(adapter: Path, base_model: str, revision: str | None, **others
     durable.write_json(adapter / "lineage.json", {**origin, **others})
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_adapter_names_the_base_that_its_caller_passes(
     store: ModelStore, tiny_model: Path, adapter: Path
 ) -> None:
@@ -570,6 +571,7 @@ def test_adapter_finds_its_base_under_another_id(
     assert store.get_base(store.add(adapter, "b", base_id="here")) == base
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_adapter_without_its_base_is_refused(
     store: ModelStore, tiny_model: Path, other_model: Path, adapter: Path
 ) -> None:

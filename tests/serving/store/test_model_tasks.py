@@ -14,6 +14,7 @@ from tests.serving.conftest import run_replica, stream_chat
 from tests.tiny_encoder import build_tiny_encoder
 
 
+@pytest.mark.usefixtures("preloaded_check")
 @pytest.mark.parametrize(
     ("num_labels", "task"), [(3, "sequence_classification"), (None, "embedding")]
 )
@@ -26,6 +27,7 @@ def test_classifiers_and_encoders_are_imported(
     assert ModelStore(layout).get("imported").task == task
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_classifier_without_its_head_is_refused(layout: StorageLayout, tmp_path: Path) -> None:
     folder = build_tiny_encoder(tmp_path / "source")
     classifier = build_tiny_encoder(tmp_path / "classifier", num_labels=3)

@@ -1,5 +1,6 @@
 """The use of this machine."""
 
+import time
 from pathlib import Path
 
 from apps.http_api.cluster.machine_use import NUM_SAMPLES, MachineMonitor, MachineUse
@@ -23,6 +24,8 @@ def test_history_keeps_the_newest_samples(tmp_path: Path) -> None:
     assert 0 < sample.memory < 1
 
 
-def test_share_of_memory_is_rounded() -> None:
+def test_sample_has_its_time_and_rounded_shares() -> None:
+    begun = int(time.time())
     sample = MachineUse(2.0, 0.123456, 1, 3, 0, 0).to_sample()
-    assert sample == (0.123, 0.333)
+    assert begun <= sample.at <= time.time()
+    assert (sample.cpu, sample.memory) == (0.123, 0.333)

@@ -112,6 +112,31 @@ async def test_other_nodes_and_models_are_read_from_metrics(
     assert "127.0.0.1" not in str({**found, "dashboard_url": None})
 
 
+async def test_samples_of_other_nodes_have_their_times(
+    layout: StorageLayout, queue: RunQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_view, "LIFETIME_S", 0.0)
+    monkeypatch.setattr(cluster_view, "METRICS_LIFETIME_S", 0.0)
+    now = 1_700_000_000
+    monkeypatch.setattr("apps.http_api.cluster.cluster_view.time.time", lambda: now)
+    with LocalServer(PlainTextResponse(TEXT)) as url:
+        this = RayNode("aa" * 28, True, True, 2.0, 0.0, None)
+        other = RayNode("bb" * 28, False, False, 8.0, 1.0, f"{url}/metrics")
+        nodes = NotedNodes([this, other])
+        client = make_client(layout, queue, nodes)
+        for delay_s, at in ((0, [now]), (5, [now, now + 5]), (595, [now, now + 5, now + 600])):
+            now += delay_s
+            assert (await read(client))["nodes"][1]["history"]["at"] == at
+        now += 1  # the first sample is too old now
+        history = (await read(client))["nodes"][1]["history"]
+        assert [at - now for at in history["at"]] == [-596, -1, 0]
+        assert history["cpu"] == [0.689] * 3
+        nodes.nodes = [this]
+        await read(client)
+        nodes.nodes = [this, other]
+        assert (await read(client))["nodes"][1]["history"]["at"] == [now]
+
+
 async def test_requests_share_a_reading(
     layout: StorageLayout, queue: RunQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

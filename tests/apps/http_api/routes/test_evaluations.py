@@ -87,6 +87,34 @@ async def test_rows_are_paged_and_filtered(client: AppClient, stored: str) -> No
     assert await list_numbers(filter="wrong", after="row-1", limit="1") == ([2], True)
 
 
+@pytest.mark.parametrize("chosen", ["all", "different", "wrong"])
+async def test_later_page_is_read_without_the_rows_before(
+    client: AppClient, layout: StorageLayout, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    add_stored(layout, "eval-1")
+    for number in range(2, 301):
+        answer = StoredAnswer(model="tiny", text="c")
+        row = {"id": f"row-{number}", "number": number, "prompt": "a", "expected": "b"}
+        EvaluationStore(layout).add_row("eval-1", StoredRow(file="f", answers=(answer,), **row))
+    params = {"filter": chosen, "limit": "10", "after": "row-280"}
+    first = (await client.get(f"{PATH}/eval-1/rows", params=params)).json()
+    num_parsed = 0
+    parse = StoredRow.model_validate_json
+
+    def count(line: bytes) -> StoredRow:
+        nonlocal num_parsed
+        num_parsed += 1
+        return parse(line)
+
+    monkeypatch.setattr(StoredRow, "model_validate_json", count)
+    assert (await client.get(f"{PATH}/eval-1/rows", params=params)).json() == first
+    assert [row["number"] for row in first["data"]] == list(range(281, 291))
+    assert num_parsed == 10
+    later = (await client.get(f"{PATH}/eval-1/rows", params={**params, "after": "row-290"})).json()
+    assert [row["number"] for row in later["data"]] == list(range(291, 301))
+    assert num_parsed <= 30
+
+
 async def test_rows_match_their_description(client: AppClient, stored: str) -> None:
     description = (await client.get("/openapi.json")).json()
     for path, name in ((stored, "Evaluation"), (f"{stored}/rows", "EvaluationRowPage")):

@@ -29,7 +29,7 @@ from tests.apps.stub_api import LocalServer
 from tests.damage import damage
 from tests.peft_adapters import write_adapter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("preloaded_check")]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from apps.fine_tuning.rows import file_rows
 from apps.fine_tuning.rows.file_rows import survey_file
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
+from apps.http_api.routes.row_listing import write_csv
 from storage.layout import StorageLayout
 from tests.apps.conftest import ROW, AppClient, NotedJobs
 
@@ -127,6 +128,13 @@ async def test_faults_and_duplicates_are_listed_and_downloaded(
     answer = await client.get(f"{ROWS}/duplicates", params={"format": "jsonl"})
     (row,) = map(json.loads, answer.text.splitlines())
     assert row["reason"] == "equal to row 1"
+
+
+def test_table_of_faults_has_no_formulas() -> None:
+    found = {"number": 2, "line": -3, "reason": "@SUM(A1) is unknown", "content": "=1+1"}
+    table = io.StringIO(write_csv([found]).decode(), newline="")
+    (line,) = csv.DictReader(table)
+    assert list(line.values()) == ["2", "-3", "'@SUM(A1) is unknown", "'=1+1"]
 
 
 async def test_rows_of_unknown_columns_have_statistics_once_they_are_mapped(

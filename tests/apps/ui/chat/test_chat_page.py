@@ -109,9 +109,34 @@ def test_conversation_is_not_shared_between_tabs(tab: Tab, stub: StubApi) -> Non
 @pytest.mark.parametrize("model", [None, "", "gone", ["latest"], 7])
 def test_question_without_valid_model_is_not_sent(tab: Tab, stub: StubApi, model: Any) -> None:
     """In particular, the question is not sent to the model that 'latest' names."""
+    tab.call("open_chat", None, "", "")
     asked, _ = tab.send("hello", model)
     assert stub.bodies == []
     assert "hello" not in asked.text, "the text field was emptied, or the question was shown"
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_question_that_is_sent_before_the_page_is_filled_waits_for_it(
+    tab: Tab, stub: StubApi, name: Any
+) -> None:
+    tab.start("ask", "hello", None, None, name, *list_values())
+    kept = json.dumps({"temperature": 0.5, "max_tokens": 7})
+    assert "latest → base-tuned" in tab.call("open_chat", None, "", kept).text
+    wait_until(lambda: tab.respond() and stub.bodies, 20, "the question is sent")
+    (body,) = stub.bodies
+    assert (body["model"], list_questions(body)) == ("latest", ["hello"])
+    assert (body["temperature"], body["max_tokens"]) == (0.5, 7)
+
+
+def test_question_is_refused_if_the_page_could_not_be_filled(page_url: str, stub: StubApi) -> None:
+    stub.bodies.clear()
+    visitor = PageCaller(page_url, {"model": "gone"})
+    tab = Tab(visitor)
+    tab.start("ask", "hello", None, None, None, *list_values())
+    tab.call("open_chat", None, "", "")
+    tab.send("hello again", None)
+    visitor.close()
+    assert stub.bodies == []
 
 
 def test_unknown_model_in_url_is_reported(page_url: str) -> None:

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+import pytest
+
 from apps.client.cluster import ClusterNode, ClusterState
 from apps.ui.cluster.cluster_markup import render_cluster, render_node
 from tests.apps.stub_api import HOSTILE
@@ -15,7 +17,7 @@ NODE: dict[str, Any] = {
     "cpu": {"share": 0.6, "uses": {"serving": 0.25, "training": 0.3, "system": 0.01}},
     "memory": {"used": 8e9, "total": 16e9, "uses": {"serving": 2e9, "training": 1e9, "system": 0}},
     "disk": {"used": 20e9, "total": 100e9, "uses": {"models": 5e9}},
-    "history": {"interval_s": 10, "cpu": [0.1, 0.5, 0.6], "memory": [0.5, 0.5, 0.5]},
+    "history": {"at": [1000, 1010, 1020], "cpu": [0.1, 0.5, 0.6], "memory": [0.5, 0.5, 0.5]},
 }
 
 
@@ -30,8 +32,20 @@ def test_bars_name_what_is_used_by_what() -> None:
     assert "Memory 8 GB of 16 GB Serving 2 GB Training 1 GB Other 5 GB" in text
     assert "Disk 20 GB of 100 GB Models and checkpoints 5 GB Other 15 GB" in text
     assert 'style="width:12.5%"' in html  # 2 of 16 GB
-    assert 'aria-label="Processors in the last 30 s: 10% to 60%"' in html
+    assert 'aria-label="Processors in the last 20 s: 10% to 60%"' in html
     assert 'points="0.0,25.2 60.0,14.0 120.0,11.2"' in html
+
+
+def test_samples_are_drawn_at_their_times() -> None:
+    history = {"at": [1000, 1005, 1020], "cpu": [1.0, 0.5, 0.0], "memory": [0.5]}
+    html = render_node(ClusterNode.model_validate({**NODE, "history": history}))
+    assert re.findall(r'points="([^"]*)"', html) == ["0.0,0.0 30.0,14.0 120.0,28.0"]
+
+
+@pytest.mark.parametrize("at", [[], [1000], [1000, 1000, 1000]])
+def test_history_without_a_span_of_time_is_not_drawn(at: list[int]) -> None:
+    history = {"at": at, "cpu": [0.5] * len(at), "memory": [0.5] * len(at)}
+    assert "<svg" not in render_node(ClusterNode.model_validate({**NODE, "history": history}))
 
 
 def test_purposes_never_add_up_to_more_than_is_used() -> None:

@@ -11,7 +11,7 @@ from apps.ui.evaluate.evaluation_list import (
     read_evaluation_list,
     render_evaluation_line,
 )
-from apps.ui.runs.tab_state import Content, TabState
+from apps.ui.tab_state import Content, TabState
 from tests.apps.stub_api import StubApi, ask
 from tests.apps.stub_evaluations import StubEvaluations, make_evaluated_model
 from tests.apps.ui.hostile import HOSTILE, assert_escaped

@@ -14,7 +14,7 @@ from apps.ui.evaluate.evaluation_view import (
     render_head,
     render_progress,
 )
-from apps.ui.runs.tab_state import Content, TabState, write_message
+from apps.ui.tab_state import Content, TabState, write_message
 from tests.apps.stub_api import StubApi, ask
 from tests.apps.stub_evaluations import StubEvaluations, add_sample_evaluations
 from tests.apps.ui.hostile import HOSTILE, assert_escaped

@@ -57,6 +57,8 @@ def test_problems_are_at_their_fields(changes: dict[str, Any], field: str, words
     ("param", "field"),
     [
         ("models", "models"),
+        ("model", "models"),
+        ("models.0", "models"),
         ("models.1", "second_model"),
         ("models[1]", "second_model"),
         ("file", "rows"),

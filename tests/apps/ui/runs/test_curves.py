@@ -8,7 +8,7 @@ from apps.ui.runs.curves import (
     read_curves,
     select_columns,
 )
-from apps.ui.runs.tab_state import CurveEnd
+from apps.ui.tab_state import CurveEnd
 from tests.apps.stub_api import StubApi, ask
 from tests.apps.stub_runs import make_metrics
 

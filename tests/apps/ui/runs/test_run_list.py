@@ -5,8 +5,8 @@ from typing import Any
 from apps.client.resources import Job
 from apps.ui.runs.run_list import PAGE_SIZE, read_run_list, render_row
 from apps.ui.runs.sparklines import Sparkline, Sparklines
-from apps.ui.runs.tab_state import Content
 from apps.ui.runs.view_request import ViewRequest
+from apps.ui.tab_state import Content
 from tests.apps.stub_api import StubApi, ask
 from tests.apps.ui.hostile import HOSTILE, assert_escaped
 

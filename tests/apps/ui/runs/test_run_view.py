@@ -6,7 +6,8 @@ from apps.client.client import ApiClient
 from apps.client.errors import RequestRefusedError
 from apps.ui.runs import run_view
 from apps.ui.runs.run_view import read_events, read_run
-from apps.ui.runs.tab_state import (
+from apps.ui.runs.view_request import ViewRequest
+from apps.ui.tab_state import (
     NO_EVENTS,
     Content,
     Known,
@@ -14,7 +15,6 @@ from apps.ui.runs.tab_state import (
     TabState,
     write_message,
 )
-from apps.ui.runs.view_request import ViewRequest
 from tests.apps.stub_api import HOSTILE, StubApi, ask
 from tests.apps.stub_runs import STEPS, make_checkpoint, make_metrics
 

@@ -1,8 +1,8 @@
 """A message to a tab has only what has changed since the last one that the tab has applied."""
 
 from apps.client.resources import Event
-from apps.ui.runs.tab_state import Content, Known, KnownEvents, TabState, write_message
 from apps.ui.runs.view_request import ViewRequest
+from apps.ui.tab_state import Content, Known, KnownEvents, TabState, write_message
 
 ASKED = ViewRequest(view="run", run="ftjob-1")
 

@@ -1,0 +1,49 @@
+"""What the page "Chat" shows once it is filled: a question that is sent before waits for that."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from apps.ui.chat.model_menu import ModelMenu
+
+PATIENCE_S = 10.0
+
+
+class Opened(NamedTuple):
+    """The chosen model, the menu, and the values of the settings when the page was filled."""
+
+    model: Any
+    menu: ModelMenu
+    settings: Sequence[Any]
+
+
+@dataclass
+class Opening:
+    """The opening of one tab."""
+
+    _is_over: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _opened: Opened | None = field(default=None, init=False)
+
+    def end(self, opened: Opened | None) -> None:
+        """Let questions be sent; None if the page could not be filled.
+
+        Only the first call has an effect.
+        """
+        if not self._is_over.is_set():
+            self._opened = opened
+            self._is_over.set()
+
+    async def wait(self) -> Opened | None:
+        """Return what the page shows once it is filled.
+
+        Returns None if it already was, if it could not be, or if it is not in `PATIENCE_S`.
+        """
+        if self._is_over.is_set():
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._is_over.wait()
+        except TimeoutError:
+            return None
+        return self._opened
