@@ -4,15 +4,13 @@ import logging
 from pathlib import Path
 
 from apps.bundled import find_demonstration_model
+from apps.hub.hub_files import HUB_PATTERNS
 from apps.settings import BUNDLED_SOURCE
 from serving.store.model_names import LATEST_ALIAS
 from serving.store.model_store import ModelStore
 from storage import durable
 
 logger = logging.getLogger(__name__)
-
-# The files of a model; pickled weights and code are not downloaded.
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
 
 
 def install_base_models(store: ModelStore, sources: dict[str, str]) -> None:
@@ -71,4 +69,4 @@ def find_source(source: str) -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(source, allow_patterns=_HUB_PATTERNS))
+    return Path(snapshot_download(source, allow_patterns=HUB_PATTERNS))

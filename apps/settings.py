@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from apps.access.settings import AccessSettings
 from apps.bundled import DEMONSTRATION_MODEL
+from apps.hub.settings import HubSettings
 from apps.middleware.body_limit import DEFAULT_MAX_UPLOAD_BYTES
 from serving.settings import ClassifierSettings, GenerationSettings
 from storage.layout import DEFAULT_ROOT
@@ -143,7 +144,10 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
         DEFAULT_MAX_UPLOAD_BYTES, gt=0, description="Largest file that may be uploaded, in bytes."
     )
     max_model_bytes: int = Field(
-        50_000_000_000, gt=0, description="Largest archive of a model that may be sent, in bytes."
+        50_000_000_000,
+        gt=0,
+        description="Largest archive of a model that may be sent, and largest model that may be "
+        "installed from the hub, in bytes.",
     )
     max_token_cache_bytes: int = Field(
         MAX_CACHE_BYTES,
@@ -179,6 +183,11 @@ class ApplicationSettings(GenerationSettings, UsageLimits, AccessSettings):
         (),
         description="Training functions that a job may name as its 'loop', each as "
         "'package.module:function'; their modules must be installed beside Tuneserve.",
+    )
+    hub: HubSettings = Field(
+        default_factory=HubSettings,
+        description="Models of the Hugging Face hub that clients may install and push; by default "
+        "none.",
     )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many generators there are."

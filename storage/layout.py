@@ -8,6 +8,7 @@
 <root>/aliases.json         the model that each alias points to, and its history
 <root>/aliases.copy.json    a copy, read where aliases.json is damaged
 <root>/merges/<model-id>.json  the state or the result of a merge into this model
+<root>/transfers/<transfer-id>.json  the state or the result of a transfer from or to the hub
 <root>/handovers.jsonl      hand-over events of each generator replica
 <root>/handovers.1.jsonl    older hand-over events
 <root>/keys.json            API keys, hashed; only the owner can read it
@@ -52,7 +53,7 @@ class StorageLayout:
         folders = (self.files, self.runs, self.models, self.evaluations.folder)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-        ours = {*folders, self.token_cache.parent, self.store.merges}
+        ours = {*folders, self.token_cache.parent, self.store.merges, self.store.transfers}
         is_shared = any(
             path.is_dir() and path not in ours
             for path in self.root.iterdir()
@@ -178,6 +179,16 @@ class StorePaths:
     def merge_lock(self) -> Path:
         """Locked by the one process that begins a merge."""
         return self.root / ".merges.lock"
+
+    @property
+    def transfers(self) -> Path:
+        """The folder of the notes on transfers from and to the hub."""
+        return self.root / "transfers"
+
+    @property
+    def transfer_lock(self) -> Path:
+        """Locked by the one process that begins or measures a transfer."""
+        return self.root / ".transfers.lock"
 
     def handover_lock(self, machine: str) -> Path:
         """Locked by the one replica on a machine that performs a hand-over."""

@@ -13,7 +13,7 @@ from apps.client.evaluations import EvaluationsClient
 from apps.client.files import FilesClient, RowsClient
 from apps.client.job_outputs import JobOutputsClient
 from apps.client.jobs import JobsClient
-from apps.client.models import AliasesClient, ModelsClient
+from apps.client.models import AliasesClient, HubClient, ModelsClient
 from apps.client.text import TextClient
 
 Result = TypeVar("Result")
@@ -44,6 +44,7 @@ class ApiClient:
         self.files = FilesClient(self._connection)
         self.rows = RowsClient(self._connection)
         self.models = ModelsClient(self._connection)
+        self.hub = HubClient(self._connection)
         self.aliases = AliasesClient(self._connection)
         self.cluster = ClusterClient(self._connection)
         self.evaluations = EvaluationsClient(self._connection)

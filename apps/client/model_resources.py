@@ -1,4 +1,4 @@
-"""Responses about models and aliases."""
+"""Responses about models, their transfers from and to the hub, and aliases."""
 
 from collections.abc import Mapping
 
@@ -24,8 +24,8 @@ class Model(Resource):
     metrics: Mapping[str, float] = {}
 
 
-class MergeProblem(Resource):
-    """Why a merge failed, as the error of a request with this status."""
+class WorkProblem(Resource):
+    """Why work on a model failed, as the error of a request with this status."""
 
     status: int = 500
     message: str = ""
@@ -38,12 +38,42 @@ class ModelMerge(Resource):
     id: str
     adapter: str
     status: str
-    error: MergeProblem | None = None
+    error: WorkProblem | None = None
 
     @property
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return self.status == "merging"
+
+
+class HubPermissions(Resource):
+    """Patterns of what may be installed from the hub, and where models may be pushed."""
+
+    install: tuple[str, ...] = ()
+    push: tuple[str, ...] = ()
+
+
+class HubTransfer(Resource):
+    """An installation of a model from the hub (`kind` is 'install'), or a push of one to it."""
+
+    id: str
+    kind: str = "install"
+    model: str = ""
+    repository: str = ""
+    revision: str | None = None
+    commit: str | None = None
+    created: int = 0
+    step: str = ""
+    bytes: int = 0
+    total_bytes: int | None = None
+    status: str
+    url: str | None = None
+    error: WorkProblem | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.status == "running"
 
 
 class AliasMove(Resource):

@@ -1,19 +1,29 @@
-"""Requests for models, and for the aliases that point to them."""
+"""Requests for models, their transfers from and to the hub, and the aliases that point to them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Literal
 
 from apps.client.connection import ApiConnection, ApiRequest, join_path
 from apps.client.errors import RequestRefusedError
-from apps.client.model_resources import AliasEvent, Model, ModelAlias, ModelCard, ModelMerge
+from apps.client.model_resources import (
+    AliasEvent,
+    HubPermissions,
+    HubTransfer,
+    Model,
+    ModelAlias,
+    ModelCard,
+    ModelMerge,
+)
 from apps.client.resources import read_resource, read_resources
 
 MODELS_PATH = "/v1/models"
 ALIASES_PATH = "/v1/aliases"
+TRANSFERS_PATH = "/v1/hub/transfers"
 ArchiveFormat = Literal["tar", "zip"]
 _MERGE_INTERVAL_S = 1.0
+_TRANSFER_INTERVAL_S = 1.0
 _FORGOTTEN = ModelMerge(id="", adapter="", status="succeeded")  # the model shows whether it was
 
 
@@ -98,6 +108,70 @@ class ModelsClient:
         request = ApiRequest("GET", path, query=query, key=key, kind="transfer")
         async with self._connection.stream(request) as response:
             yield response.aiter_bytes()
+
+
+class HubClient:
+    """Has the server install models of the hub and push models to it, where that is permitted."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+
+    async def get_permissions(self) -> HubPermissions:
+        """Return what may be installed and pushed."""
+        request = ApiRequest("GET", "/v1/hub")
+        return read_resource(HubPermissions, await self._connection.read_object(request))
+
+    async def install(
+        self,
+        source: str,
+        *,
+        revision: str | None = None,
+        model_id: str | None = None,
+        base_model: str | None = None,
+    ) -> HubTransfer:
+        """Start installing a model; by default its id is the last part of `source`."""
+        given = {"source": source, "revision": revision, "id": model_id, "base_model": base_model}
+        body = {name: value for name, value in given.items() if value is not None}
+        request = ApiRequest("POST", f"{MODELS_PATH}/install", json=body)
+        return read_resource(HubTransfer, await self._connection.read_object(request))
+
+    async def push(self, model_id: str, repository: str, *, private: bool = True) -> HubTransfer:
+        """Start pushing a model to a repository, which is created if it does not exist."""
+        body = {"repository": repository, "private": private}
+        request = ApiRequest("POST", join_path(MODELS_PATH, model_id, "push"), json=body)
+        return read_resource(HubTransfer, await self._connection.read_object(request))
+
+    async def list_transfers(self) -> list[HubTransfer]:
+        """List the last installations and pushes, newest first."""
+        return read_resources(HubTransfer, await self._connection.read_entries(TRANSFERS_PATH))
+
+    async def get_transfer(self, transfer_id: str) -> HubTransfer:
+        """Return an installation or a push."""
+        request = ApiRequest("GET", join_path(TRANSFERS_PATH, transfer_id))
+        return read_resource(HubTransfer, await self._connection.read_object(request))
+
+    async def cancel(self, transfer_id: str) -> HubTransfer:
+        """Cancel an installation or a push."""
+        request = ApiRequest("POST", join_path(TRANSFERS_PATH, transfer_id, "cancel"))
+        return read_resource(HubTransfer, await self._connection.read_object(request))
+
+    async def wait(
+        self, transfer: HubTransfer, report: Callable[[HubTransfer], None] = lambda _: None
+    ) -> HubTransfer:
+        """Wait for the end of a transfer; `report` is called with each of its states.
+
+        Raises `RequestRefusedError` with the reason if it failed.
+        """
+        while transfer.is_running:
+            report(transfer)
+            await asyncio.sleep(_TRANSFER_INTERVAL_S)
+            transfer_id = transfer.id
+            transfer = await self._connection.retry_when_available(
+                lambda: self.get_transfer(transfer_id)  # noqa: B023 - called at once
+            )
+        if (error := transfer.error) is not None:
+            raise RequestRefusedError(error.status, transfer.status, error.message, error.code)
+        return transfer
 
 
 class AliasesClient:

@@ -43,6 +43,7 @@ from apps.http_api.routes import (
     upstream,
 )
 from apps.http_api.serve_handles import QueueClient, QueueEvaluations, RemoteClassifier, RemoteText
+from apps.hub import hub_routes
 from apps.middleware.admission import Admission
 from apps.middleware.audit import RequestLog
 from apps.middleware.auth import AccessControl
@@ -102,7 +103,7 @@ def build_routes(services: Services) -> FastAPI:
     install_error_handlers(app)
     for resource in (access, health, files, jobs, job_events, aliases, classify, embeddings):
         app.include_router(resource.router)
-    for resource in (row_listing, models, model_cards, evaluations, cluster):
+    for resource in (row_listing, models, hub_routes, model_cards, evaluations, cluster):
         app.include_router(resource.router)
     install_description(app)
     app.include_router((upstream if isinstance(services.text, UpstreamProxy) else text).router)
@@ -156,6 +157,7 @@ class ApiReplica:
             max_upload_bytes=settings.max_upload_bytes,
             max_model_bytes=settings.max_model_bytes,
             limits=settings.to_limits(),
+            hub=settings.hub,
             min_free_bytes=settings.min_free_bytes,
             max_streams=settings.max_streams,
             max_stream_age_s=settings.max_stream_age_s,

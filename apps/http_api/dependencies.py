@@ -16,6 +16,7 @@ from apps.fine_tuning.rows.row_pages import RowQuery
 from apps.fine_tuning.rows.survey_objects import FindingKind
 from apps.http_api.cluster.machine_use import MachineMonitor
 from apps.http_api.cluster.ray_nodes import ClusterNodes, RayNodes
+from apps.hub.settings import HubSettings
 from apps.settings import UsageLimits
 from apps.upstream.proxy import UpstreamProxy
 from serving.classification.embedding_request import EmbeddingRequest
@@ -146,6 +147,7 @@ class Services:
     metrics: MetricsReader = field(default_factory=MetricsReader)
     events: EventsReader = field(default_factory=EventsReader)
     limits: UsageLimits = field(default_factory=UsageLimits)
+    hub: HubSettings = field(default_factory=HubSettings)
     nodes: ClusterNodes = field(default_factory=RayNodes)
 
     @cached_property

@@ -57,22 +57,31 @@ def push_to_hub(
     token: str | None = None,
     private: bool = True,
     endpoint: str | None = None,
+    report: Callable[[int], None] | None = None,
 ) -> str:
     """Upload a model's folder to the hub as `repository` (`owner/name`); return the commit's URL.
 
-    `token` and `endpoint` default to those of `hf auth login`, `HF_TOKEN` and `HF_ENDPOINT`. Raises
-    `huggingface_hub.errors.HfHubHTTPError` if the hub rejects a request, and `ConnectionError` if
-    it cannot be reached.
+    All files become visible in one commit. `report` is called with the bytes that are uploaded, in
+    total, after each file. `token` and `endpoint` default to those of `hf auth login`,
+    `HF_TOKEN` and `HF_ENDPOINT`. Raises `huggingface_hub.errors.HfHubHTTPError` if the hub rejects
+    a request, and `ConnectionError` if it cannot be reached.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
     api = HfApi(endpoint=endpoint, token=token)
+    files = {path.relative_to(folder).as_posix(): path for path in _list_visible(folder)}
     try:
         api.create_repo(repository, private=private, exist_ok=True, repo_type="model")
-        commit = api.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message=f"Upload {folder.name}"
-        )
+        additions, sent_bytes = [], 0
+        for name, path in files.items():
+            addition = CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
+            additions.append(addition)
+            api.preupload_lfs_files(repository, [addition], free_memory=False)
+            sent_bytes += path.stat().st_size
+            if report is not None:
+                report(sent_bytes)
+        commit = api.create_commit(repository, additions, commit_message=f"Upload {folder.name}")
     except HfHubHTTPError:
         raise
     except HTTPError as exc:  # the HTTP library's error: no connection, or an interrupted one
@@ -81,6 +90,12 @@ def push_to_hub(
             "HF_ENDPOINT to the hub that you use"
         ) from exc
     return str(commit.commit_url)
+
+
+def _list_visible(folder: Path) -> list[Path]:
+    """Return all files of a folder but hidden ones, and those in hidden folders."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path for path in files if "/." not in f"/{path.relative_to(folder).as_posix()}"]
 
 
 def _stream(

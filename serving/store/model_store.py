@@ -56,11 +56,17 @@ class ModelStore:
         return self.get(model_id)
 
     def import_directory(
-        self, directory: Path, model_id: str, *, base_id: str | None = None
+        self,
+        directory: Path,
+        model_id: str,
+        *,
+        base_id: str | None = None,
+        converts_tokenizer: bool = False,
     ) -> StoredModel:
         """Move a `directory` from an untrusted source into the store.
 
-        `base_id` is the base model of an adapter whose lineage names none.
+        `base_id` is the base model of an adapter whose lineage names none. With
+        `converts_tokenizer`, a tokenizer in an older format is converted.
 
         A process with resource limits reads it first, one at a time per storage root, and reduces
         its settings to those known to be harmless. A new manifest is written, because one from the
@@ -74,7 +80,12 @@ class ModelStore:
             base = self.reader.find_base(directory, base_id)
         with _keep(base):
             with lock_exclusive(self._layout.import_lock):
-                check_import(directory, cleans=True, base=base.path if base else None)
+                check_import(
+                    directory,
+                    cleans=True,
+                    converts_tokenizer=converts_tokenizer,
+                    base=base.path if base else None,
+                )
             _name_base(directory, base)
             _seal(directory)
             self.names.move_in(directory, model_id, base)

@@ -18,6 +18,7 @@ from apps.client.client import ApiClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
 from tests.apps.stub_chat import HOSTILE, MAX_CHARACTERS, add_chat, refuse
 from tests.apps.stub_evaluations import StubEvaluations, add_evaluation_routes
+from tests.apps.stub_hub import StubHub, add_hub_routes
 from tests.apps.stub_rows import StubRows, add_row_routes, find_known
 from tests.apps.stub_runs import STEPS as STEPS
 from tests.apps.stub_runs import StubRuns, add_run_routes
@@ -68,6 +69,7 @@ class StubApi:
         self.rows = StubRows()
         self.evaluations_of_models = StubEvaluations()
         self.runs = StubRuns(HOSTILE)
+        self.hub = StubHub()
         self.models: list[dict[str, Any]] = []  # in addition to the two that always exist
         self.busy_models: list[str] = []
         self.origins: dict[str, dict[str, str]] = {}  # headers of answers, by model
@@ -123,6 +125,7 @@ def build_stub(stub: StubApi) -> FastAPI:
     _add_files(app, stub)
     add_row_routes(app, stub.rows, stub.files)
     add_evaluation_routes(app, stub.evaluations_of_models, refuse)
+    add_hub_routes(app, stub.hub)
     _add_jobs(app, stub)
     _add_merges(app, stub)
     add_chat(app, stub)

@@ -92,6 +92,12 @@ def stub() -> StubApi:
         }
     ]
     add_sample_evaluations(stub.evaluations_of_models)
+    stub.hub.install, stub.hub.push = ["Data/*"], ["Runs/*"]
+    error = {"status": 404, "message": "Models", "code": None}
+    stub.hub.add("install", "failed", error=error, model="Loss")
+    stub.hub.add("push", "succeeded", url="https://127.0.0.1:9/Chat")
+    for step in ("listing", "downloading", "checking", "uploading"):
+        stub.hub.add("install", "running", step=step, bytes=1_500_000, total_bytes=3_000_000)
     stub.runs.cards |= dict.fromkeys(("base", "base-tuned", "Chat"), CARD)
     stub.models.append({"id": "Chat", "object": "model", "aliases": ["Data"], "base": False})
     stub.files.append({**stub.files[0], "id": "file-2", "filename": "Runs"})

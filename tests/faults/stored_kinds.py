@@ -52,6 +52,7 @@ NOT_DAMAGED = {
     "runs/*/ray/checkpoints/checkpoint_*/zero_to_*.py": "DeepSpeed's, never read",
     "runs/*/tensorboard/events.*": "written for other programs, never read",
     "merges/*.json": "tests/apps/fine_tuning/index/test_merge_notes.py",
+    "transfers/*.json": "tests/apps/hub/test_hub_routes.py",
     "models/*/*_config.json": "as the model's configuration, by its manifest",
     "models/*/adapter_model.safetensors": "as the model's weights, by its manifest",
     "models/*/chat_template.jinja": "as the model's tokenizer, by its manifest",

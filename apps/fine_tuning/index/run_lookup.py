@@ -8,6 +8,7 @@ from apps.errors import ApiError, not_found
 from apps.evaluations.evaluation_store import EvaluationStore, find_evaluation_of
 from apps.fine_tuning.index.merge_notes import list_merging
 from apps.fine_tuning.index.run_index import IndexedRuns, RunIndex, UnreadableRun, describe_fault
+from apps.hub.transfer_notes import list_installing
 from serving.errors import ModelInUseError
 from serving.store.lineage import Lineage
 from serving.store.model_store import ModelStore
@@ -90,9 +91,14 @@ def check_new_model(layout: StorageLayout, runs: RunIndex, model_id: str) -> Non
 
 
 def check_unreserved(layout: StorageLayout, runs: RunIndex, name: str) -> None:
-    """Raise `ApiError` 409 for a name that a run, an export or a merge will give to its model."""
+    """Raise `ApiError` 409 for a name that something in progress will give to its model.
+
+    That is a run, an export, a merge, or an installation from the hub.
+    """
     if name in list_merging(layout):
         raise ApiError(409, f"{name!r} is being made by a merge of an adapter", param="model")
+    if name in list_installing(layout):
+        raise ApiError(409, f"{name!r} is being installed from the hub", param="model")
     for run, model_id in list_exports(layout):
         if model_id == name:
             raise ApiError(409, f"{name!r} is being published by job {run.path.name!r}")

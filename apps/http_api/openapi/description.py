@@ -25,6 +25,7 @@ from apps.http_api.openapi import (
 from apps.http_api.routes.aliases import Promotion
 from apps.http_api.routes.job_events import Publication
 from apps.http_api.routes.models import Merging
+from apps.hub.hub_routes import HubInstallation, HubPush
 from serving.classification.embedding_request import EmbeddingRequest
 from serving.classification.request import ClassifyRequest
 from serving.openai.chat import ChatCompletionRequest
@@ -40,12 +41,15 @@ _REQUESTS = (
     EvaluationRequest,
     ExtensionRequest,
     FineTuneRequest,
+    HubInstallation,
+    HubPush,
     Merging,
     Promotion,
     Publication,
 )
 _CLONE_CHANGES = "FineTuneChanges"
 _EVALUATION = "/v1/evaluations/{evaluation_id}"
+_TRANSFERS = "/v1/hub/transfers"
 _JOB = "/v1/fine_tuning/jobs/{job_id}"
 _BINARY = {"type": "string", "format": "binary"}
 _EVENTS = {"type": "string", "description": "Server-sent events."}
@@ -112,6 +116,12 @@ _ANSWERS: Mapping[tuple[str, str], Content] = {
         "application/x-tar": _BINARY,
         "application/zip": _BINARY,
     },
+    ("post", "/v1/models/install"): _json(model_schemas.HubTransfer),
+    ("post", "/v1/models/{model_id}/push"): _json(model_schemas.HubTransfer),
+    ("get", "/v1/hub"): _json(model_schemas.Hub),
+    ("get", _TRANSFERS): _json(model_schemas.HubTransferList),
+    ("get", f"{_TRANSFERS}/{{transfer_id}}"): _json(model_schemas.HubTransfer),
+    ("post", f"{_TRANSFERS}/{{transfer_id}}/cancel"): _json(model_schemas.HubTransfer),
     ("get", "/v1/aliases"): _json(model_schemas.AliasList),
     ("get", "/v1/aliases/{name}"): _json(model_schemas.ModelAlias),
     ("put", "/v1/aliases/{name}"): _json(model_schemas.ModelAlias),

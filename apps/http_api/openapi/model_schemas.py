@@ -1,4 +1,4 @@
-"""Schemas in `/openapi.json` of models, of their merges, and of aliases."""
+"""Schemas in `/openapi.json` of models, their merges and transfers, and of aliases."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -93,6 +93,48 @@ class ModelMergeList(_Answer):
 
     object: Literal["list"]
     data: list[ModelMerge]
+
+
+class Hub(_Answer):
+    """What the operator permits clients to transfer from and to the Hugging Face hub."""
+
+    object: Literal["hub"]
+    install: list[str] = Field(description="Patterns of models that may be installed.")
+    push: list[str] = Field(description="Patterns of repositories that models may be pushed to.")
+
+
+class TransferError(_Answer):
+    """Why a transfer failed: `message` and `code` of an error with this status."""
+
+    status: int
+    message: str
+    code: str | None
+
+
+class HubTransfer(_Answer):
+    """An installation of a model from the hub, or a push of one to it."""
+
+    id: str
+    object: Literal["hub.transfer"]
+    kind: Literal["install", "push"]
+    model: str = Field(description="Id of the new model, or of the pushed one.")
+    repository: str
+    revision: str | None
+    commit: str | None = Field(description="The commit of the hub that is installed.")
+    created: int = Field(description="Unix seconds.")
+    step: Literal["listing", "downloading", "checking", "uploading"]
+    bytes: int = Field(description="Bytes received, or sent in whole files.")
+    total_bytes: int | None
+    status: Literal["running", "succeeded", "failed", "cancelled"]
+    url: str | None = Field(description="Where a pushed model is.")
+    error: TransferError | None
+
+
+class HubTransferList(_Answer):
+    """Transfers, newest first."""
+
+    object: Literal["list"]
+    data: list[HubTransfer]
 
 
 class ModelVerification(_Answer):

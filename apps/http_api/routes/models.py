@@ -90,7 +90,7 @@ async def put_model(
     """Import an external model or adapter; the body is a tar or zip archive of its folder."""
     # Checked before the large body is received.
     await asyncio.to_thread(check_new_model, services.layout, services.runs, model_id)
-    base_id = await asyncio.to_thread(_find_base, services, base_model)
+    base_id = await asyncio.to_thread(find_base, services, base_model)
     incoming = await asyncio.to_thread(
         IncomingModel, services.layout, services.model_sizes, services.limits
     )
@@ -211,7 +211,7 @@ def _describe_merge(note: MergeNote) -> Mapping[str, object]:
     return {"object": "model.merge", **note.model_dump(mode="json"), "created": int(note.created)}
 
 
-def _find_base(services: Services, name: str | None) -> str | None:
+def find_base(services: Services, name: str | None) -> str | None:
     """Return the id of the base model that a request names; raises `ApiError` for no model."""
     if name is None:
         return None

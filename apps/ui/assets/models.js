@@ -1,7 +1,7 @@
 // The page "Models" (apps/ui/models/models_page.py): `element` is the root of its HTML component.
 "use strict";
 
-const state = { filter: "", column: null, isDescending: false, focusesHeading: false };
+const state = { filter: "", column: null, isDescending: false, focusesHeading: false, entered: {} };
 
 function applyFilter() {
   const rows = [...element.querySelectorAll(".ts-models tbody tr")];
@@ -38,6 +38,10 @@ function showState() {
   for (const origin of element.querySelectorAll(".ts-origin")) origin.textContent = location.origin;
   const field = element.querySelector("#models-filter");
   if (field && field.value !== state.filter) field.value = state.filter;
+  for (const [id, text] of Object.entries(state.entered)) {
+    const entered = document.getElementById(id);
+    if (entered && element.contains(entered)) entered.value = text; // the HTML was drawn again
+  }
   applyFilter();
   applyOrder();
 }
@@ -47,11 +51,12 @@ function nameShown() {
 }
 
 function open(model) {
+  state.entered = {};
   state.focusesHeading = true;
   trigger("click", { action: "open", model });
 }
 
-element.addEventListener("click", (event) => {
+function act(event) {
   const link = event.target.closest("a[data-open]");
   const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
   if (link && isPlain && event.button === 0) {
@@ -74,6 +79,12 @@ element.addEventListener("click", (event) => {
     button.setAttribute("aria-busy", "true");
     trigger("click", { ...button.dataset });
   }
+}
+
+element.addEventListener("click", act);
+// Transfers are beside this component, so that their progress does not draw its forms again.
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.("#hub-transfers")) act(event);
 });
 
 // Escape, or a click elsewhere, withdraws a confirmation.
@@ -93,10 +104,13 @@ element.addEventListener("submit", (event) => {
   event.preventDefault();
   const form = event.target;
   form.querySelector("button").disabled = true;
-  trigger("click", { ...form.dataset, alias: form.elements.alias.value });
+  for (const field of form.elements) delete state.entered[field.id];
+  trigger("click", { ...form.dataset, ...Object.fromEntries(new FormData(form)) });
 });
 
 element.addEventListener("input", (event) => {
+  if (event.target.closest(".ts-hub-form") && event.target.type !== "checkbox")
+    state.entered[event.target.id] = event.target.value;
   if (event.target.id !== "models-filter") return;
   state.filter = event.target.value;
   applyFilter();
@@ -106,7 +120,8 @@ watch("value", showState);
 
 // After each action, also one that failed.
 document.addEventListener("models-done", () => {
-  for (const button of element.querySelectorAll("[aria-busy], form button")) {
+  const transfers = document.querySelectorAll("#hub-transfers [aria-busy]");
+  for (const button of [...element.querySelectorAll("[aria-busy], form button"), ...transfers]) {
     button.disabled = false;
     button.removeAttribute("aria-busy");
   }
@@ -116,6 +131,7 @@ document.addEventListener("models-done", () => {
     const query = shown ? "?model=" + encodeURIComponent(shown) : "";
     history.replaceState(null, "", location.pathname + query);
   }
+  element.querySelector(".ts-hub-form [aria-invalid]")?.focus();
   if (!state.focusesHeading) return;
   state.focusesHeading = false;
   window.scrollTo(0, 0);

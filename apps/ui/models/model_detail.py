@@ -10,6 +10,7 @@ from apps.client.model_resources import Model, ModelAlias, ModelCard
 from apps.client.resources import Access
 from apps.ui import markup
 from apps.ui.figures import format_bytes, format_count
+from apps.ui.models.hub_view import HubForms, render_push_form
 from apps.ui.models.lineage_picture import render_lineage
 from apps.ui.models.model_evaluations import render_evaluations
 from apps.ui.models.model_list import (
@@ -51,6 +52,7 @@ class ModelView:
     models: Sequence[Model]
     aliases: Sequence[ModelAlias]
     access: Access
+    forms: HubForms
     history: HandoverHistory | None = None
     evaluations: Sequence[Evaluation] | None = None
     """The newest ones; None if the model cannot be evaluated."""
@@ -71,6 +73,7 @@ def render_model(view: ModelView) -> str:
         f"<section><h3>Lineage</h3>{render_lineage(model, view.content.lineage, view.models)}"
         f"</section><section><h3>Aliases</h3>{_render_promotion(view)}"
         f"{render_aliases(own, view.access, view.history)}</section>{_render_evaluations(view)}"
+        f"{render_push_form(view.forms, model)}"
         f"<section><h3>Details</h3>{_render_facts(view)}</section>"
     )
 
@@ -243,7 +246,10 @@ def render_commands(view: ModelView) -> str:
             "Download it with curl",
             f'curl --fail-with-body{bearer} "{url}/archive?format=zip" -o {name}.zip',
         ),
-        ("Push it to the Hugging Face hub", f"tuneserve models push {name} OWNER/NAME"),
+        (
+            "Push it to the Hugging Face hub",
+            f"tuneserve models push {name} OWNER/NAME",
+        ),
     ]
     if view.model.kind == "adapter":
         command = f"tuneserve models merge {name} {name}-merged"
@@ -263,7 +269,8 @@ def render_import_commands(access: Access) -> str:
             f'curl --fail-with-body{bearer} -X PUT --data-binary @model.zip "{url}"',
         ),
     ]
-    return _fold("Add a model", _render_command_list(commands))
+    note = '<p class="ts-muted">The operator of this server can also add folders of its disk.</p>'
+    return _fold("Add a model", _render_command_list(commands) + note)
 
 
 def _render_command_list(commands: Sequence[tuple[str, str]]) -> str:

@@ -17,9 +17,18 @@ import gradio as gr
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError, RequestRefusedError
 from apps.client.evaluation_resources import Evaluation
-from apps.client.model_resources import Model, ModelAlias
+from apps.client.model_resources import HubPermissions, HubTransfer, Model, ModelAlias
 from apps.ui.chat.model_menu import TASK
 from apps.ui.error_messages import describe_error
+from apps.ui.models.hub_view import (
+    INSTALL,
+    PUSH,
+    HubFormProblem,
+    HubForms,
+    locate_problem,
+    render_install_form,
+    render_transfers,
+)
 from apps.ui.models.model_actions import ModelAction, perform, read_action
 from apps.ui.models.model_detail import (
     ModelContent,
@@ -32,7 +41,10 @@ from apps.ui.models.model_list import HandoverHistory, render_aliases, render_mo
 from apps.ui.notices import show_notice
 
 INTERVAL_S = 15.0
-SCRIPT = Path(__file__).parents[1] / "assets" / "models.js"
+TRANSFER_INTERVAL_S = 2.0
+ASSETS = Path(__file__).parents[1] / "assets"
+SCRIPT = ASSETS / "models.js"
+TRANSFERS_SCRIPT = ASSETS / "transfers.js"
 DONE_JS = "() => { document.dispatchEvent(new Event('models-done')); }"
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; these are all."
 _HEADING = re.compile(r"^#{1,6}(?=\s)")
@@ -43,12 +55,19 @@ _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 @dataclass(frozen=True)
 class ShownModel:
-    """What a tab shows: a model or the list, the alias whose history is open, and a hash of it."""
+    """What a tab shows: a model or the list, the alias whose history is open, and a hash of it.
+
+    `problem` is that of a form that was refused, `running` the transfers that were in progress, and
+    `transfers` their HTML.
+    """
 
     model_id: str = ""
     alias: str = ""
     content: ModelContent | None = None
     digest: str = ""
+    problem: HubFormProblem | None = None
+    running: frozenset[str] = frozenset()
+    transfers: str = ""
 
 
 NOTHING_SHOWN = ShownModel()
@@ -66,30 +85,60 @@ class ModelsView:
 
 async def read_view(client: ApiClient, shown: ShownModel) -> ModelsView:
     """Request the page's content from the API; raises `ApiClientError`."""
-    models, aliases, access = await asyncio.gather(
-        client.models.list_all(), client.aliases.list_all(), client.access.get()
+    (models, aliases, access), (permitted, transfers) = await asyncio.gather(
+        asyncio.gather(client.models.list_all(), client.aliases.list_all(), client.access.get()),
+        asyncio.gather(_read_permitted(client), list_transfers(client)),
     )
     history = await _read_history(client, aliases, shown.alias)
+    forms = HubForms(permitted, access, shown.problem)
+    html = render_transfers(transfers, access)
+    shown = replace(shown, running=_find_running(transfers), transfers=html)
     model = find_model(models, shown.model_id)
+    card, notice = "", ""
     if model is None:
         notice = UNKNOWN_MODEL_NOTE.format(shown.model_id) if shown.model_id else ""
         html = (
             '<h2 tabindex="-1">Models</h2>'
             f"{render_models(models)}"
             f"<section><h3>Aliases</h3>{render_aliases(aliases, access, history)}</section>"
-            f"{render_import_commands(access)}"
+            f"{render_install_form(forms)}{render_import_commands(access)}"
         )
-        return _digest(ShownModel(alias=shown.alias), html, notice=notice)
-    content = shown.content
-    if content is None or content.card.id != model.id:
-        card, lineage = await asyncio.gather(
-            client.models.get_card(model.id), client.models.get_lineage(model.id)
-        )
-        content = ModelContent(card, lineage)
-    evaluations = await _list_evaluations(client, model)
-    view = ModelView(model, content, models, aliases, access, history, evaluations)
-    shown = ShownModel(model.id, shown.alias, content)
-    return _digest(shown, render_model(view), prepare_card(content.card.text))
+        shown = replace(shown, model_id="", content=None)
+    else:
+        content = shown.content
+        if content is None or content.card.id != model.id:
+            content = ModelContent(
+                *await asyncio.gather(
+                    client.models.get_card(model.id), client.models.get_lineage(model.id)
+                )
+            )
+        evaluations = await _list_evaluations(client, model)
+        view = ModelView(model, content, models, aliases, access, forms, history, evaluations)
+        html, card = render_model(view), prepare_card(content.card.text)
+        shown = replace(shown, model_id=model.id, content=content)
+    digest = sha256(f"{html}\0{card}".encode(errors="surrogatepass")).hexdigest()
+    shown = replace(shown, digest=digest)
+    return ModelsView(shown, html, card, notice)
+
+
+async def _read_permitted(client: ApiClient) -> HubPermissions:
+    """Return what may be installed and pushed; nothing if the API is of an earlier release."""
+    try:
+        return await client.hub.get_permissions()
+    except RequestRefusedError:
+        return HubPermissions()
+
+
+async def list_transfers(client: ApiClient) -> list[HubTransfer]:
+    """Return the last installations and pushes; none if the API is of an earlier release."""
+    try:
+        return await client.hub.list_transfers()
+    except RequestRefusedError:
+        return []
+
+
+def _find_running(transfers: list[HubTransfer]) -> frozenset[str]:
+    return frozenset(one.id for one in transfers if one.is_running)
 
 
 async def _list_evaluations(client: ApiClient, model: Model) -> list[Evaluation] | None:
@@ -109,11 +158,6 @@ async def _read_history(
     if alias is None:
         return None
     return HandoverHistory(alias, tuple(await client.aliases.list_events(name)))
-
-
-def _digest(shown: ShownModel, html: str, card: str = "", notice: str = "") -> ModelsView:
-    digest = sha256(f"{html}\0{card}".encode(errors="surrogatepass")).hexdigest()
-    return ModelsView(replace(shown, digest=digest), html, card, notice)
 
 
 def find_model(models: list[Model], name: str) -> Model | None:
@@ -152,6 +196,12 @@ class _Page:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self.notice = gr.HTML(visible=False, elem_id="models-notice")
+        self.transfers = gr.HTML(
+            visible=False,
+            elem_id="hub-transfers",
+            js_on_load=TRANSFERS_SCRIPT.read_text(),
+            apply_default_css=False,
+        )
         self.view = gr.HTML(
             '<p class="ts-empty">Loading…</p>',
             elem_id="models-view",
@@ -161,7 +211,9 @@ class _Page:
         self.card = gr.Markdown(visible=False, elem_id="model-card")
         self.timer = gr.Timer(INTERVAL_S)
         self.shown: gr.State = gr.State(NOTHING_SHOWN)
+        self.transfer_timer = gr.Timer(TRANSFER_INTERVAL_S, active=False)
         self.outputs = [self.notice, self.view, self.card, self.shown]
+        self.outputs += [self.transfers, self.transfer_timer]
 
     async def show_models(self, request: gr.Request) -> list[Any]:
         """Show the model that the URL names, or all."""
@@ -173,19 +225,32 @@ class _Page:
             view = await read_view(self._client, shown)
         except ApiClientError as exc:  # the next tick retries
             error = show_notice(describe_error(exc), "error")
-            return [error, gr.skip(), gr.skip(), replace(shown, digest="")]
+            return [error, gr.skip(), gr.skip(), replace(shown, digest=""), gr.skip(), gr.skip()]
         if view.shown.digest == shown.digest:
-            return [gr.skip()] * len(self.outputs)
+            return [*[gr.skip()] * 3, *_list_state_updates(view.shown, shown)]
         keeps_notice = shown.digest and not view.notice  # of an action, not of a failed update
         notice = gr.skip() if keeps_notice else show_notice(view.notice, "error")
-        return [notice, *_list_updates(view)]
+        return [notice, *_list_updates(view, shown)]
+
+    async def follow_transfers(self, shown: ShownModel) -> list[Any]:
+        """Update the transfers; once one begins or ends, also what else is shown."""
+        try:
+            transfers, access = await asyncio.gather(
+                list_transfers(self._client), self._client.access.get()
+            )
+        except ApiClientError:  # the next tick retries
+            return [gr.skip()] * len(self.outputs)
+        if _find_running(transfers) != shown.running:
+            return await self.update_models(shown)
+        found = replace(shown, transfers=render_transfers(transfers, access))
+        return [*[gr.skip()] * 3, *_list_state_updates(found, shown)]
 
     async def change_models(self, shown: ShownModel, event: gr.EventData) -> list[Any]:
         """Open a model, the list or a history; or change a model or an alias, and show it."""
         action = read_action(event._data)
-        if action.name == "open":
-            return await self._show(ShownModel(action.model))
-        if action.name == "history":
+        if action.action == "open":
+            return await self._show(_forget_model(shown, action.model))
+        if action.action == "history":
             alias = "" if action.alias == shown.alias else action.alias
             return await self._show(replace(shown, alias=alias))
         return await self._change(shown, action)
@@ -194,10 +259,16 @@ class _Page:
         try:
             done = await perform(self._client, action)
         except ApiClientError as exc:
-            return await self._show(shown, describe_error(exc), "error")
-        if action.name == "delete":
-            shown = NOTHING_SHOWN
-        return await self._show(shown, done)
+            message = describe_error(exc)
+            if action.action in (INSTALL, PUSH):
+                param = exc.param if isinstance(exc, RequestRefusedError) else None
+                field = locate_problem(action.action, param)
+                problem = HubFormProblem(action.action, field, message, action._asdict())
+                return await self._show(replace(shown, problem=problem))
+            return await self._show(shown, message, "error")
+        if action.action == "delete":
+            shown = _forget_model(shown)
+        return await self._show(replace(shown, problem=None), done)
 
     async def _show(self, shown: ShownModel, notice: str = "", kind: str = "info") -> list[Any]:
         """Return updates of all outputs."""
@@ -205,17 +276,36 @@ class _Page:
             view = await read_view(self._client, shown)
         except ApiClientError as exc:
             error = show_notice(describe_error(exc), "error")
-            return [error, gr.skip(), gr.skip(), shown]
+            return [error, gr.skip(), gr.skip(), shown, gr.skip(), gr.skip()]
         if not notice:
             notice, kind = view.notice, "error"
-        return [show_notice(notice, kind), *_list_updates(view)]
+        return [show_notice(notice, kind), *_list_updates(view, shown)]
 
 
-def _list_updates(view: ModelsView) -> list[Any]:
+def _forget_model(shown: ShownModel, model_id: str = "") -> ShownModel:
+    """Return what a tab shows when it opens another model, or the list: only transfers stay."""
+    return ShownModel(model_id, running=shown.running, transfers=shown.transfers)
+
+
+def _list_updates(view: ModelsView, before: ShownModel) -> list[Any]:
     html = (
         f'<div class="ts-models-view" data-shown="{escape(view.shown.model_id)}">{view.html}</div>'
     )
-    return [html, gr.Markdown(view.card, visible=bool(view.card)), view.shown]
+    card = gr.Markdown(view.card, visible=bool(view.card))
+    return [html, card, *_list_state_updates(view.shown, before)]
+
+
+def _list_state_updates(shown: ShownModel, before: ShownModel) -> list[Any]:
+    """Return the updates of the state, of the transfers, and of their timer.
+
+    The timer ticks while a transfer is in progress.
+    """
+    if shown == before:
+        return [gr.skip()] * 3
+    html = shown.transfers
+    transfers = gr.skip() if html == before.transfers else gr.HTML(html, visible=bool(html))
+    is_same = bool(shown.running) == bool(before.running)
+    return [shown, transfers, gr.skip() if is_same else gr.Timer(active=bool(shown.running))]
 
 
 def build_models_page(client: ApiClient) -> None:
@@ -226,6 +316,13 @@ def build_models_page(client: ApiClient) -> None:
     )
     page.timer.tick(
         page.update_models,
+        page.shown,
+        page.outputs,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    page.transfer_timer.tick(
+        page.follow_transfers,
         page.shown,
         page.outputs,
         show_progress="hidden",

@@ -1,16 +1,22 @@
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from apps.fine_tuning.index.run_lookup import name_model
 from apps.http_api.dependencies import Services
+from apps.hub.settings import HubSettings
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from tests.apps.cli.conftest import Call
 from tests.apps.conftest import add_job
+from tests.apps.hub.conftest import TOKEN, hub
+from tests.apps.hub.fake_hub import FakeHub
 from tests.peft_adapters import write_adapter
+
+__all__ = ["hub"]
 
 
 @pytest.fixture
@@ -117,3 +123,47 @@ def test_adapter_is_added_with_its_base_and_listed(
     assert "base model tiny" in output
     status, output = call("models", "delete", "tiny")
     assert status == 1
+
+
+@pytest.fixture
+def services(services: Services) -> Services:
+    return replace(services, hub=HubSettings(install=("org/*",), push=("me/*",)))
+
+
+def test_model_is_installed_from_the_hub_and_pushed_by_the_server(
+    call: Call, store: ModelStore, hub: FakeHub, tiny_model: Path
+) -> None:
+    hub.add("org/small", tiny_model)
+    installed = call("models", "install", "org/small", "--id", "mine", "--revision", "v1")
+    assert installed == (0, "installed mine from org/small")
+    store.get("mine").verify()
+    status, output = call("models", "push", "mine", "me/tuned", "--from-server")
+    assert (status, output) == (0, f"{hub.url}/me/tuned/commit/{'1' * 40}")
+    assert "model.safetensors" in hub.files
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+    status, output = call("models", "transfers")
+    assert status == 0
+    assert "push mine me/tuned" in output
+    assert "install mine org/small" in output
+    listed = json.loads(call("models", "transfers", "--json")[1])
+    assert [one["kind"] for one in listed] == ["push", "install"]
+    status, output = call("models", "transfers", "--cancel", listed[0]["id"])
+    assert (status, "has ended already: it succeeded" in output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("install", "other/x"), "this server does not permit 'other/x'"),
+        (("install", "org/gone"), "there is no model 'org/gone' on the hub"),
+        (("push", "tiny", "you/x", "--from-server"), "this server does not permit 'you/x'"),
+    ],
+)
+def test_refused_transfer_ends_the_command_with_the_reason(
+    call: Call, hub: FakeHub, arguments: tuple[str, ...], message: str
+) -> None:
+    status, output = call("models", *arguments)
+    assert status == 1
+    assert output.startswith("error: ")
+    assert message in output
+    assert TOKEN not in output

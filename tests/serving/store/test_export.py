@@ -1,15 +1,10 @@
-import base64
 import hashlib
 import io
-import json
 import shutil
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +13,7 @@ from serving.store.export import ArchiveFormat, push_to_hub, stream_archive
 from serving.store.model_store import ModelStore
 from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
+from tests.apps.hub.fake_hub import FakeHub, serve_fake_hub
 from tests.damage import damage
 
 
@@ -94,104 +90,6 @@ def test_hidden_files_are_not_exported(model: StoredModel, tmp_path: Path) -> No
         assert not [name for name in archive.getnames() if ".nfs" in name]
 
 
-class Hub(ThreadingHTTPServer):
-    """The part of the Hub's HTTP API that an upload needs; it stores what is committed."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), HubRequest)
-        self.tokens: set[str | None] = set()
-        self.created: list[dict[str, Any]] = []
-        self.cards: list[str] = []
-        self.blobs: dict[str, bytes] = {}
-        self.files: dict[str, bytes] = {}
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class HubRequest(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def answer(self, body: Any, status: int = 200) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def read(self) -> bytes:
-        if self.headers.get("transfer-encoding") == "chunked":
-            content = b""
-            while length := int(self.rfile.readline(), 16):
-                content += self.rfile.read(length)
-                self.rfile.readline()
-            self.rfile.readline()
-            return content
-        return self.rfile.read(int(self.headers.get("content-length", 0)))
-
-    def do_GET(self) -> None:
-        self.answer({"id": "me/tuned", "sha": "0" * 40, "siblings": []})
-
-    def do_HEAD(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def do_PUT(self) -> None:
-        self.server.blobs[self.path.rpartition("/")[2]] = self.read()
-        self.answer({})
-
-    def do_POST(self) -> None:
-        self.server.tokens.add(self.headers.get("authorization"))
-        content = self.read()
-        if self.path == "/api/validate-yaml":
-            self.server.cards.append(json.loads(content)["content"])
-            self.answer({"errors": [], "warnings": []})
-        elif self.path == "/api/repos/create":
-            self.server.created.append(json.loads(content))
-            self.answer({"url": f"{self.server.url}/me/tuned"})
-        elif "/preupload/" in self.path:
-            files = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for file in json.loads(content)["files"]
-            ]
-            self.answer({"files": files})
-        elif self.path.endswith("/info/lfs/objects/batch"):
-            objects = [
-                {**entry, "actions": {"upload": {"href": f"{self.server.url}/lfs/{entry['oid']}"}}}
-                for entry in json.loads(content)["objects"]
-            ]
-            self.answer({"transfer": "basic", "objects": objects})
-        elif "/commit/" in self.path:
-            self.commit(content)
-            self.answer(
-                {
-                    "success": True,
-                    "commitOid": "1" * 40,
-                    "commitUrl": f"{self.server.url}/me/tuned/commit/{'1' * 40}",
-                    "hookOutput": "",
-                }
-            )
-        else:
-            self.answer({"error": f"no {self.path} here"}, 404)
-
-    def commit(self, content: bytes) -> None:
-        for line in map(json.loads, content.splitlines()):
-            value = line["value"]
-            if line["key"] == "file":
-                self.server.files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                self.server.files[value["path"]] = self.server.blobs[value["oid"]]
-
-
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HF_HUB_DISABLE_XET", True), ("HF_HUB_OFFLINE", False)):
@@ -199,15 +97,13 @@ def online(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hub(online: None) -> Iterator[Hub]:
-    with Hub() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+def hub(online: None) -> Iterator[FakeHub]:
+    with serve_fake_hub() as server:
         yield server
-        server.shutdown()
 
 
 def test_model_is_pushed_to_hub(
-    hub: Hub, store: ModelStore, tiny_model: Path, tmp_path: Path
+    hub: FakeHub, store: ModelStore, tiny_model: Path, tmp_path: Path
 ) -> None:
     source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
     (source / "README.md").write_text("---\ntags: [tuneserve]\n---\n# A model\n")

@@ -630,7 +630,8 @@ def test_base_is_kept_while_its_adapter_is_added(
         refusals.append("base")
 
     monkeypatch.setattr(durable, "seal_directory", delete_first)
-    for number, publish in enumerate((store.add, store.install, store.import_directory)):
+    ways: list[Callable[..., object]] = [store.add, store.install, store.import_directory]
+    for number, publish in enumerate(ways):
         publish(adapter, f"a-{number}", base_id="base")
         store.delete(f"a-{number}")
         adapter = adapter if adapter.exists() else write_adapter(tiny_model, adapter)

@@ -76,7 +76,7 @@ async def test_each_response_is_described(description: dict[str, Any]) -> None:
         for code in ("4XX", "5XX"):
             schema = responses[code]["content"]["application/json"]["schema"]
             assert schema["$ref"].endswith("/Error")
-        is_started = path.endswith(("/publish", "/merge"))
+        is_started = path.endswith(("/publish", "/merge", "/install", "/push"))
         content = responses["202" if is_started else "200"]["content"]
         schemas = [each["schema"] for each in content.values()]
         assert all("$ref" in schema or schema["type"] == "string" for schema in schemas), path
@@ -186,6 +186,8 @@ async def test_responses_match_description(
         ("/v1/models/{model_id}", {"model_id": "tiny"}),
         ("/v1/models/{model_id}/lineage", {"model_id": "tiny"}),
         ("/v1/models/{model_id}/merges", {"model_id": "tiny"}),
+        ("/v1/hub", {}),
+        ("/v1/hub/transfers", {}),
         ("/v1/aliases", {}),
         ("/v1/aliases/{name}", {"name": "a"}),
         ("/v1/aliases/{name}/events", {"name": "a"}),

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from apps.client.model_resources import CardFile, Model, ModelCard
+from apps.client.model_resources import CardFile, HubPermissions, Model, ModelCard
 from apps.client.resources import Access
+from apps.ui.models.hub_view import HubForms
 from apps.ui.models.model_detail import (
     NO_DOWNLOAD,
     ModelContent,
@@ -28,7 +29,8 @@ def build_view(
 ) -> ModelView:
     model = Model(**{"id": "tuned", "bytes": 1_192_000_000, **changes})
     access = Access(key=key, permissions=permissions)
-    return ModelView(model, ModelContent(CARD, {}), [model], [], access)
+    forms = HubForms(HubPermissions(), access)
+    return ModelView(model, ModelContent(CARD, {}), [model], [], access, forms)
 
 
 def test_buttons_are_those_of_the_role() -> None:
@@ -100,7 +102,9 @@ def test_facts_of_lineage_are_escaped_and_limited() -> None:
         id=HOSTILE, fault=HOSTILE, architecture=HOSTILE, files=(CardFile(name=HOSTILE),)
     )
     lineage = {"spec": {HOSTILE: HOSTILE, "long": "x" * 10_000, "empty": [], "flag": True}}
-    view = ModelView(model, ModelContent(card, lineage), [model], [], Access(key=None))
+    access = Access(key=None)
+    forms = HubForms(HubPermissions(), access)
+    view = ModelView(model, ModelContent(card, lineage), [model], [], access, forms)
     html = render_model(view)
     assert "<img" not in html
     assert "x" * 300 + "…" in html

@@ -1,19 +1,25 @@
 """How the page "Models" processes API responses, without a browser."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import gradio as gr
 import pytest
 
 from apps.client.client import ApiClient
 from apps.client.errors import RequestRefusedError
+from apps.hub import transfers
+from apps.hub.settings import HubSettings
 from apps.ui.models.model_actions import ModelAction, perform, read_action
 from apps.ui.models.models_page import (
     NOTHING_SHOWN,
     ModelsView,
     ShownModel,
+    _list_state_updates,
     prepare_card,
     read_view,
 )
@@ -104,3 +110,52 @@ def test_card_keeps_code_and_shows_html_as_text() -> None:
     text = "#### Deep\n```bash\n# load <b>\n```\n<form action=/v1/x>`<i>` 1 < 2"
     expected = "###### Deep\n```bash\n# load <b>\n```\n&lt;form action=/v1/x>`<i>` 1 < 2"
     assert prepare_card(text) == f"### Model card\n\n{expected}"
+
+
+def test_models_are_installed_pushed_and_cancelled(
+    storage: ModelsStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(transfers, "run_transfer", lambda *_: release.wait(60) and None)
+    permitted = HubSettings(install=("org/*",), push=("me/*",))
+    with storage.serve(hub=permitted) as url:
+
+        def act(**values: str) -> str:
+            return call(url, lambda client: perform(client, read_action(values)))
+
+        done = act(action="install", source=" org/x ", revision="", new_id=" mine ")
+        assert done == "org/x is being installed as mine."
+        done = act(action="push", model="latest", repository="me/x", public="on")
+        assert done == "tuned-1 is being pushed to me/x."
+        shown = view(url, NOTHING_SHOWN).shown
+        assert len(shown.running) == 2
+        for part in ("org/x", "me/x", 'data-action="cancel"', "Asking the hub"):
+            assert part in shown.transfers
+        transfer_id = next(iter(shown.running))
+        assert act(action="cancel", transfer=transfer_id).endswith("is being cancelled.")
+        with pytest.raises(RequestRefusedError, match="does not permit 'you/x'") as refused:
+            act(action="push", model="tiny", repository="you/x")
+        assert refused.value.param == "repository"
+        release.set()
+        call(url, _wait_for_end)
+        ended = view(url, shown).shown
+        assert ended.running == frozenset()
+        assert 'data-action="cancel"' not in ended.transfers
+
+
+async def _wait_for_end(client: ApiClient) -> None:
+    async with asyncio.timeout(30):
+        while any(one.is_running for one in await client.hub.list_transfers()):
+            await asyncio.sleep(0.05)
+
+
+def test_transfers_are_sent_only_if_they_changed() -> None:
+    before = ShownModel("a", transfers="<p>1</p>", running=frozenset({"x"}))
+    assert _list_state_updates(before, before) == [gr.skip()] * 3
+    state, html, timer = _list_state_updates(replace(before, transfers="<p>2</p>"), before)
+    assert (state.transfers, html.value, timer) == ("<p>2</p>", "<p>2</p>", gr.skip())
+    ended = replace(before, transfers="", running=frozenset())
+    _, html, timer = _list_state_updates(ended, before)
+    assert (html.visible, timer.active) == (False, False)
+    _, _, timer = _list_state_updates(before, ended)
+    assert timer.active

@@ -1,0 +1,1 @@
+"""Models of the Hugging Face hub, installed and pushed where the operator permits."""
