@@ -50,7 +50,7 @@ def run_in_fork(
             raise subprocess.TimeoutExpired(list(command), timeout) from None
         finally:
             os.close(pidfd)
-    *_, status = output.rpartition(b"\n")
+    status = output.rpartition(b"\n")[2]
     return subprocess.CompletedProcess(
         list(command), os.waitstatus_to_exitcode(int(status)), output.removesuffix(status)[:-1]
     )
