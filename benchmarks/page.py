@@ -131,6 +131,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 def _fill(layout: StorageLayout, job: dict[str, Any], options: argparse.Namespace) -> None:
     """Copy the run and its model, and lengthen the metrics and the log of the run itself."""
     run = layout.run(job["id"])
+    _wait_for(lambda: not (run / "heartbeat").exists())  # its process has ended
     record = durable.read_json(run / "run.json")
     for _ in range(options.runs - 1):
         copy = _copy_folder(run, new_id("ftjob"))
