@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,11 @@ def test_lengths_and_faults_are_shown_and_downloaded(page: Page, stub: StubApi) 
     )
     assert shown.locator("rect").count() == len(LENGTHS["counts"])  # type: ignore[arg-type]
     expect(shown.locator("line.ts-limit")).to_have_count(1)
+    marks = page.locator(".ts-ticks span")
+    expect(marks).to_have_text(["0", "40", "80"])
+    boxes = [mark.bounding_box() for mark in marks.all()]
+    lefts = [box["x"] for box in boxes if box is not None]
+    assert all(right - left > 100 for left, right in pairwise(lefts)), lefts
     expect(shown.locator(".ts-findings")).to_contain_text("Row 4 (line 5)")
     with page.expect_download() as download:
         page.click("#save-faults")

@@ -102,7 +102,8 @@ def _render_card(model: EvaluatedModel, better: set[Metric]) -> str:
 
 
 def _render_figure(model: EvaluatedModel, metric: Metric, is_better: bool) -> str:
-    mark = '<span class="ts-better">▲ better</span>' if is_better else ""
+    arrow = "▼" if metric.is_lower_better else "▲"
+    mark = f'<span class="ts-better">{arrow} better</span>' if is_better else ""
     kind = ' class="ts-is-better"' if is_better else ""
     return (
         f'<div{kind} data-metric="{metric.field}"><dt>{metric.label}</dt>'

@@ -12,6 +12,7 @@ from apps.ui.runs.run_markup import (
     name_data,
     name_job,
     render_duration,
+    render_early_stop,
 )
 from apps.ui.runs.sparklines import Sparkline, Sparklines, draw
 from apps.ui.runs.view_request import ViewRequest
@@ -91,9 +92,10 @@ def _render_progress(job: Job) -> str:
     share = measure_share(job)
     if share is None:
         return f"step {progress.step:,}"
+    stop = render_early_stop(job)
     return (
         f'<progress class="ts-progress ts-{escape(job.status)}" max="1" value="{share:.3f}" '
-        f'aria-label="Progress">{share:.0%}</progress><span>{share:.0%}</span>'
+        f'aria-label="Progress">{share:.0%}</progress>{stop or f"<span>{share:.0%}</span>"}'
     )
 
 

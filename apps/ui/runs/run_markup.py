@@ -48,11 +48,11 @@ def _render_progress(job: Job, stage: str) -> str:
     figures, progress = [], job.progress
     if progress is not None and progress.step:
         step = progress.step
-        text = f"{step:,} of {progress.num_steps:,}" if progress.num_steps else f"{step:,}"
-        figures.append(("Step", text))
+        has_all = has_stopped_early(job) or not progress.num_steps
+        figures.append(("Step", f"{step:,}" if has_all else f"{step:,} of {progress.num_steps:,}"))
         if progress.loss is not None:
             figures.append(("Loss", f"{progress.loss:.3f}"))
-        if progress.tokens_per_s is not None:
+        if progress.tokens_per_s is not None and not has_yet_to_start(job):
             figures.append(("Tokens/s", f"{progress.tokens_per_s:,.0f}"))
         if job.is_active and progress.remaining_s is not None:
             figures.append(("Time left", markup.format_duration(progress.remaining_s)))
@@ -71,25 +71,49 @@ def _render_bar(job: Job) -> str:
         return ""
     return (
         f'<progress id="run-progress" class="ts-progress ts-{escape(job.status)}" max="1" '
-        f'value="{share:.4f}" aria-label="Progress">{share:.0%}</progress>'
+        f'value="{share:.4f}" aria-label="Progress">{share:.0%}</progress>{render_early_stop(job)}'
     )
 
 
 def measure_share(job: Job) -> float | None:
-    """Return the share of the steps that are done; None if it is unknown."""
+    """Return the share of the steps that are done; None if it is unknown.
+
+    Of a run that stopped early, all are: the others are not needed.
+    """
     progress = job.progress
     if progress is None or not progress.step or not progress.num_steps:
         return None
-    return min(1.0, progress.step / progress.num_steps)
+    return 1.0 if has_stopped_early(job) else min(1.0, progress.step / progress.num_steps)
+
+
+def has_stopped_early(job: Job) -> bool:
+    """Return whether a run succeeded before its last step."""
+    progress = job.progress
+    if job.status != "succeeded" or progress is None or not progress.step:
+        return False
+    return progress.num_steps is not None and progress.step < progress.num_steps
+
+
+def render_early_stop(job: Job) -> str:
+    """Render where a run stopped early; empty if it did not."""
+    if job.progress is None or not has_stopped_early(job):
+        return ""
+    step, num_steps = job.progress.step, job.progress.num_steps
+    return f'<span class="ts-early">stopped early at step {step:,} of {num_steps:,}</span>'
+
+
+def has_yet_to_start(job: Job) -> bool:
+    """Return whether a run waits for its start; an extended one has the figures of its last one."""
+    return job.status in ("validating_files", "queued")
 
 
 def render_duration(job: Job) -> str:
-    """Render the time from a run's start to its end, or to now; empty before its start.
+    """Render the time from a run's start to its end, or to now; empty while it waits for its start.
 
     Pauses count, so that it never decreases. The script of the page counts up that of a run which
     has not ended.
     """
-    if job.started_at is None:
+    if job.started_at is None or has_yet_to_start(job):
         return ""
     if job.finished_at is None:
         return f'<span data-since="{job.started_at}"></span>'

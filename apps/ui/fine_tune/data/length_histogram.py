@@ -26,12 +26,14 @@ def render_histogram(lengths: TokenLengths, max_length: int) -> str:
         limit = f'<line class="ts-limit" x1="{x:.2f}" x2="{x:.2f}" y1="0" y2="{HEIGHT}"/>'
     label = describe_lengths(lengths, max_length)
     ticks = "".join(f"<span>{tick:,}</span>" for tick in _choose_ticks(end))
-    longer = "<span>longer</span>" if lengths.num_longer else ""
+    # The marks are below the bars that they belong to: the last bar is of all longer rows.
+    marks = f'<div class="ts-ticks" style="flex-grow: {len(lengths.counts)}">{ticks}</div>'
+    longer = '<span class="ts-longer">longer</span>' if lengths.num_longer else ""
     return (
         f'<figure class="ts-histogram"><figcaption>{escape(label)}</figcaption>'
         f'<svg viewBox="0 0 {span} {HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(label)}">{bars}{limit}</svg>'
-        f'<div class="ts-steps" aria-hidden="true">{ticks}{longer}</div></figure>'
+        f'<div class="ts-steps" aria-hidden="true">{marks}{longer}</div></figure>'
     )
 
 

@@ -55,5 +55,6 @@ def test_cards_mark_better_values_by_words() -> None:
     assert "12 rows, 2 failed" in tuned
     assert re.findall(r'data-metric="(\w+)"><dt>[^<]*</dt><dd>[^<]*<span', tuned) == ["exact_match"]
     assert re.findall(r'data-metric="(\w+)"><dt>[^<]*</dt><dd>[^<]*<span', base) == ["perplexity"]
-    assert html.count("▲ better") == 2
+    assert ("▲ better" in tuned, "▼ better" in tuned) == (True, False)
+    assert ("▲ better" in base, "▼ better" in base) == (False, True)  # a lower perplexity
     assert_escaped(render_cards([make_model(HOSTILE, requested=HOSTILE)]))

@@ -43,6 +43,13 @@ def test_waiting_run_is_not_shown_as_started() -> None:
     assert "number 2 in the queue" in html
 
 
+def test_run_that_stopped_early_is_complete() -> None:
+    html = render_row(make_job(status="succeeded", progress={"step": 32, "num_steps": 48}))
+    assert 'value="1.000"' in html
+    assert "stopped early at step 32 of 48" in html
+    assert "67%" not in html
+
+
 def test_hostile_values_are_escaped() -> None:
     job = make_job(
         id=HOSTILE, model=HOSTILE, status=HOSTILE, training_filename=HOSTILE, waiting_for=HOSTILE

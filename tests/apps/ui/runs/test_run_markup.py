@@ -51,9 +51,31 @@ def test_duration_is_from_start_to_end_also_while_paused() -> None:
     assert run_markup.render_duration(make_job(started_at=100, finished_at=160)) == "1 min"
     assert run_markup.render_duration(make_job(started_at=160, finished_at=100)) == "0 s"
     assert run_markup.render_duration(make_job(status="queued")) == ""
-    for status in ("running", "paused", "queued"):
+    for status in ("running", "paused"):
         html = run_markup.render_duration(make_job(status=status, started_at=100))
         assert html == '<span data-since="100"></span>'
+
+
+def test_queued_extension_shows_no_figures_of_time() -> None:
+    """It has the progress of the run that it extends, and nothing has started."""
+    progress = Progress(step=32, num_steps=48, loss=0.5, tokens_per_s=1234.5)
+    extended = make_job(status="queued", progress=progress, started_at=100)
+    html = run_markup.render_run(extended, "Waiting: 2 CPUs")
+    assert "32 of 48" in html
+    assert "Tokens/s" not in html
+    assert "Duration" not in html
+
+
+def test_run_that_stopped_early_is_complete() -> None:
+    progress = Progress(step=32, num_steps=48)
+    html = run_markup.render_run(make_job(status="succeeded", progress=progress), "")
+    assert 'value="1.0000"' in html
+    assert "stopped early at step 32 of 48<" in html
+    for status, step in (("succeeded", 48), ("failed", 32), ("running", 32)):
+        job = make_job(status=status, progress=Progress(step=step, num_steps=48))
+        html = run_markup.render_run(job, "")
+        assert "stopped early" not in html
+        assert f"{step} of 48" in html
 
 
 def list_actions(html: str) -> list[str]:

@@ -30,6 +30,13 @@ def test_bars_are_as_high_as_their_counts() -> None:
     assert "<title>40 tokens or more: 10</title>" in html
 
 
+def test_marks_of_the_axis_span_the_bars_that_they_belong_to() -> None:
+    html = render_histogram(LENGTHS, 25)
+    marks = '<div class="ts-ticks" style="flex-grow: 4">'
+    assert f"{marks}<span>0</span><span>20</span><span>40</span></div>" in html
+    assert '</div><span class="ts-longer">longer</span></div>' in html
+
+
 def test_limit_is_marked_at_its_length() -> None:
     html = render_histogram(LENGTHS, 25)
     assert 'class="ts-limit" x1="25.00"' in html  # five bars of 10 units, each 10 tokens
