@@ -11,14 +11,22 @@ _COLUMNS = ("Models", "State", "Rows", *(metric.label for metric in METRICS), "C
 _HEAD = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
 
 
-def _render_menu(name: str, label: str, none: str = "") -> str:
+_ROWS_NOTE = (
+    "Files whose columns have names of their own are not listed: choose the validation rows of a "
+    "run that learned from them."
+)
+
+
+def _render_menu(name: str, label: str, none: str = "", note: str = "") -> str:
     """Render the menu of a field; `none` is the entry for nothing."""
+    described = f"note-{name} problem-{name}" if note else f"problem-{name}"
+    shown = f'<p class="ts-note" id="note-{name}">{note}</p>' if note else ""
     option = f'<option value="">{none}</option>' if none else ""
     return (
         f'<div class="ts-field"><label for="field-{name}">{label}</label>'
         f'<select id="field-{name}" class="{markup.NAMES}" data-field="{name}" '
-        f'aria-describedby="problem-{name}">{option}'
-        f'</select><p class="ts-problem" id="problem-{name}"></p></div>'
+        f'aria-describedby="{described}">{option}'
+        f'</select>{shown}<p class="ts-problem" id="problem-{name}"></p></div>'
     )
 
 
@@ -46,7 +54,7 @@ _FORM = f"""
   <div class="ts-eval-fields">
     {_render_menu("models", "Model")}
     {_render_menu("second_model", "Compared with", "No other model")}
-    {_render_menu("rows", "Rows")}
+    {_render_menu("rows", "Rows", note=_ROWS_NOTE)}
     {_ROWS}
     {_TOKENS}
     <div class="ts-actions">

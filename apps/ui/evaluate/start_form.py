@@ -86,12 +86,16 @@ def list_rows(files: Sequence[File], jobs: Sequence[Job]) -> list[MenuEntry]:
     return entries + [
         MenuEntry(
             group="Validation rows of runs",
-            label=f"{name_job(job)} · {name_data(job)}",
+            label=_label_validation_rows(name_job(job), name_data(job)),
             value=f"job:{job.id}",
         )
         for job in jobs
         if has_validation_rows(job)
     ]
+
+
+def _label_validation_rows(name: str, data: str) -> str:
+    return f"{name}: validation rows ({data})"
 
 
 def _has_answers(file: File) -> bool:

@@ -96,7 +96,7 @@ def test_menus_group_models_and_rows(api: StubApi) -> None:
         ("Files", "file:file-handbook"),
         ("Validation rows of runs", "job:ftjob-1"),
     ]
-    assert menus["rows"][1]["label"] == "mine · handbook.jsonl"
+    assert menus["rows"][1]["label"] == "mine: validation rows (handbook.jsonl)"
 
 
 def test_runs_without_validation_rows_are_not_offered() -> None:
