@@ -33,10 +33,11 @@ def preloaded_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_in_fork(
-    command: Sequence[str], *, timeout: float, env: Mapping[str, str], **_: Any
+    command: Sequence[str], *, timeout: float, env: Mapping[str, str], **others: Any
 ) -> "subprocess.CompletedProcess[bytes]":
     """Run the program of a check as `subprocess.run` does, with its output."""
     assert command[1:3] == ["-m", "serving.store.import_check"], command
+    assert others.keys() == {"check", "stdin", "stdout"}, others
     connection, there = socket.socketpair()
     with connection:
         with there:
@@ -50,10 +51,9 @@ def run_in_fork(
             raise subprocess.TimeoutExpired(list(command), timeout) from None
         finally:
             os.close(pidfd)
-    status = output.rpartition(b"\n")[2]
-    return subprocess.CompletedProcess(
-        list(command), os.waitstatus_to_exitcode(int(status)), output.removesuffix(status)[:-1]
-    )
+    printed, _, status = output.rpartition(b"\n")
+    code = os.waitstatus_to_exitcode(int(status))
+    return subprocess.CompletedProcess(list(command), code, printed)
 
 
 def _read_all(connection: socket.socket, timeout_s: float) -> bytes:

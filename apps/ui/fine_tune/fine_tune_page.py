@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -86,12 +86,15 @@ class FineTunePage:
                 self.panel = DataPanel(client)
                 self.preview = self.panel.preview
 
-    async def open(self, remembered: str | None, request: gr.Request) -> tuple[Any, ...]:
-        """Fill the menus, the settings and the preview, like those of the run in `?from=`.
+    async def open(
+        self, remembered: str | None, request: gr.Request
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        """Fill the menus and the settings, like those of the run in `?from=`, then the preview.
 
         Without that run, the remembered file is chosen if it exists. One event fills everything,
         because each takes a round trip of the browser.
         """
+        kept: tuple[Any, ...] = (gr.skip(),) * len(self.opened)
         notice = ""
         entered: Mapping[str, Any] = {}
         try:
@@ -113,10 +116,11 @@ class FineTunePage:
             )
         except ApiClientError as exc:
             message = f"{describe_error(exc)} Reload the page to try again."
-            return show_notice(message, "error"), *(gr.skip(),) * (len(self.opened) - 1)
+            yield show_notice(message, "error"), *kept[1:]
+            return
         tasks = show_tasks(defaults)
         defaults, entered, *mapping = self.panel.columns.fit(columns, None, defaults, entered)
-        return (
+        yield (
             show_notice(notice),
             gr.Dropdown(choices=model_choices, value=model),
             *self.files.show(files, data),
@@ -125,8 +129,10 @@ class FineTunePage:
             entered,
             *mapping,
             facts,
-            await self.show_preview(model, data, entered, defaults),
+            gr.skip(),
         )
+        # It waits for checks of files and for other jobs that are created.
+        yield *kept[:-1], await self.show_preview(model, data, entered, defaults)
 
     @property
     def opened(self) -> list[Any]:
@@ -171,8 +177,8 @@ class FineTunePage:
             return show_notice(describe_error(exc), "error"), None
 
     async def _read_defaults(
-        self, model: str | None, data: str | None, known: dict[str, Any] | None = None
-    ) -> dict[str, Any] | None:
+        self, model: str | None, data: str | None, known: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any] | None:
         """Return the default settings of a model as plain data, which Gradio can compare.
 
         They are for the task that the rows of a file are for, if the model can learn it; `known`

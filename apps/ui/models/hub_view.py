@@ -156,7 +156,8 @@ def render_transfers(transfers: Sequence[HubTransfer], access: Access) -> str:
     may_cancel = WRITE in access.permissions
     lines = "".join(_render_transfer(one, may_cancel) for one in transfers[:MAX_TRANSFERS])
     return (
-        '<section class="ts-transfers"><h3>Transfers from and to the hub</h3>'
+        '<section class="ts-transfers" aria-labelledby="transfers-title">'
+        '<p id="transfers-title">Transfers from and to the hub</p>'
         f"<ul>{lines}</ul></section>"
     )
 

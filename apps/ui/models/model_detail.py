@@ -246,10 +246,7 @@ def render_commands(view: ModelView) -> str:
             "Download it with curl",
             f'curl --fail-with-body{bearer} "{url}/archive?format=zip" -o {name}.zip',
         ),
-        (
-            "Push it to the Hugging Face hub",
-            f"tuneserve models push {name} OWNER/NAME",
-        ),
+        ("Push it to the Hugging Face hub", f"tuneserve models push {name} OWNER/NAME"),
     ]
     if view.model.kind == "adapter":
         command = f"tuneserve models merge {name} {name}-merged"

@@ -130,6 +130,7 @@ def services(services: Services) -> Services:
     return replace(services, hub=HubSettings(install=("org/*",), push=("me/*",)))
 
 
+@pytest.mark.usefixtures("preloaded_check")
 def test_model_is_installed_from_the_hub_and_pushed_by_the_server(
     call: Call, store: ModelStore, hub: FakeHub, tiny_model: Path
 ) -> None:

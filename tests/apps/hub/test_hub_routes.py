@@ -27,7 +27,7 @@ from tests.apps.hub.fake_hub import COMMIT, FakeHub
 from tests.damage import damage
 from tests.peft_adapters import write_adapter
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("preloaded_check")]
 __all__ = ["hub"]
 
 TRANSFERS = "/v1/hub/transfers"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -201,3 +202,21 @@ def test_fields_are_built_by_groups_of_the_schema(call: Any) -> None:
         *("max_length", "columns", "warmup_ratio", "adapter", "offload_optimizer", "precision"),
         "wall_clock_breakdown",
     ]
+
+
+def test_menus_are_filled_before_the_preview_is_asked_for(call: Any, api: StubApi) -> None:
+    async def open_page(page: FineTunePage) -> tuple[list[tuple[Any, ...]], int]:
+        request = SimpleNamespace(query_params={})
+        shown = page.open(None, request)  # type: ignore[arg-type]
+        first = await anext(shown)
+        num_before = len(api.previews)
+        return [first, *[one async for one in shown]], num_before
+
+    (first, second), num_before = call(open_page)
+    assert num_before == 0
+    assert (first[1].value, first[2].value) == ("base", "file-handbook")
+    assert first[5]["model"] == "base"
+    assert type(first[-1]) is type(gr.skip())
+    assert len(api.previews) == 1
+    assert "ts-learned" in second[-1]
+    assert {type(one) for one in second[:-1]} == {type(gr.skip())}
