@@ -376,11 +376,64 @@ def test_run_that_ended_at_max_steps_is_extended_by_steps(
     stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
     open_view(page, address, "?run=mine")
     page.click("#extend-button")
-    expect(page.get_by_label("Steps in all")).to_have_value("15")
-    expect(page.get_by_label("Epochs in all")).to_be_hidden()
+    steps, epochs = page.get_by_label("Steps in all"), page.get_by_label("Epochs in all")
+    expect(steps).to_have_value("15")
+    expect(epochs).to_have_value("8")
+    expect(page.locator("#extend-hint")).to_have_text("More than the 10 of this run.")
+    expect(page.locator("#extend-both")).to_be_visible()
+    epochs.fill("600")
+    page.click("#extend-confirm")
+    expect(epochs).to_have_attribute("aria-invalid", "")
+    expect(epochs).to_be_focused()
+    assert steps.get_attribute("aria-invalid") is None
+    epochs.fill("8")
     page.click("#extend-confirm")
     expect(page.locator("#extended-run")).to_have_text("mine")
-    assert stub.runs.extended == [("mine", {"max_steps": 15})]
+    assert stub.runs.extended[-1] == ("mine", {"epochs": 8, "max_steps": 15})
+
+
+def test_refusal_marks_only_the_field_that_it_is_about(
+    page: Page, stub: StubApi, address: str
+) -> None:
+    add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned")
+    stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
+    open_view(page, address, "?run=mine")
+    page.click("#extend-button")
+    length, name = page.get_by_label("Epochs in all"), page.get_by_label("Name of the run")
+    error = page.locator("#extend-error")
+    name.fill("large")
+    page.click("#extend-confirm")
+    expect(error).to_have_text("Models have 9 bytes, and 9 more would exceed 10; delete models")
+    expect(page.locator("#extend-dialog [aria-invalid]")).to_have_count(0)
+    name.fill("taken")
+    page.click("#extend-confirm")
+    expect(error).to_contain_text("'taken', expected another one")
+    expect(name).to_have_attribute("aria-invalid", "")
+    expect(name).to_be_focused()
+    assert length.get_attribute("aria-invalid") is None
+
+
+def test_extend_dialog_does_not_get_stuck(page: Page, stub: StubApi, address: str) -> None:
+    add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned")
+    stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
+    open_view(page, address)
+    page.click("text=mine")
+    page.click("#extend-button")
+    length, confirm = page.get_by_label("Epochs in all"), page.locator("#extend-confirm")
+    length.fill("1e21")
+    confirm.click()
+    assert length.evaluate("field => field.validity.rangeOverflow")
+    length.evaluate("field => field.removeAttribute('max')")
+    confirm.click()
+    expect(page.locator("#extend-error")).to_contain_text("not a whole number")
+    expect(confirm).to_be_enabled()
+    confirm.evaluate("button => { button.disabled = true; }")  # as if an answer was lost
+    page.get_by_role("button", name="Back").click()
+    page.click("#extend-button")
+    expect(confirm).to_be_enabled()
+    page.go_back()
+    expect(page.locator("#extend-dialog")).to_be_hidden()
+    assert stub.runs.extended == []
 
 
 def test_log_is_followed_and_searched(page: Page, stub: StubApi, address: str) -> None:
