@@ -62,7 +62,11 @@ class HubPush(RequestPart):
         max_length=MAX_HUB_CHARACTERS,
         description="Where to push, as in 'my-org/name'; it is created if it does not exist.",
     )
-    private: bool = Field(True, description="Whether a repository that is created is private.")
+    private: bool = Field(
+        True,
+        description="Whether a repository that is created is private; a private push to a public "
+        "repository is refused.",
+    )
 
 
 @router.post("/models/install", status_code=202, openapi_extra=describe_body(HubInstallation))

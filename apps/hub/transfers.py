@@ -36,13 +36,14 @@ from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
 from storage.locks import lock_exclusive
 from storage.scratch import ScratchFolder
+from storage.versioned_json import NewerFormatError
 from system.free_resources import measure_free_disk
 
 logger = logging.getLogger(__name__)
 
 MAX_TRANSFERS = 4
 STALLED_S = 1800.0
-"""Seconds without a byte after which a download is ended; hashing a large file takes minutes."""
+"""Seconds without a byte after which a transfer is ended; hashing a large file takes minutes."""
 _RETRY_AFTER_S = 60
 _EXTRA_BYTES = 64 << 20  # of the library's own files beside those of the model
 
@@ -54,6 +55,10 @@ class TransferProgress:
         self.services = services
         self.note = note
         self.scratch = scratch
+        self.mark_alive()
+
+    def mark_alive(self) -> None:
+        """Note that something was received or sent now."""
         self._changed_at = time.monotonic()
 
     def update(self, **changes: object) -> None:
@@ -61,7 +66,7 @@ class TransferProgress:
         changed = self.note.model_copy(update=changes)
         if changed != self.note:
             self.note = changed
-            self._changed_at = time.monotonic()
+            self.mark_alive()
             write_transfer(self.services.layout, changed)
 
     def check_cancelled(self) -> None:
@@ -69,19 +74,25 @@ class TransferProgress:
         if is_cancelled(self.services.layout, self.note.id):
             raise CancelledTransferError
 
+    def check_continues(self) -> None:
+        """Raise if this transfer is to be cancelled, or has stalled."""
+        self.check_cancelled()
+        if time.monotonic() - self._changed_at > STALLED_S:
+            moved = "received" if self.note.kind == "install" else "sent"
+            message = f"no byte was {moved} for {STALLED_S / 60:g} minutes; try again"
+            raise ApiError(504, message, code="hub_unreachable")
+
     def measure_download(self, folder: Path) -> None:
         """Update the received bytes; raises if the download is to end."""
-        self.check_cancelled()
         size_bytes, total_bytes = _measure_folder(folder), self.note.total_bytes
         if total_bytes is None:  # the hub has not listed the model
+            self.check_continues()
             return
         if size_bytes > total_bytes + _EXTRA_BYTES:
             message = f"the hub sends more than the {total_bytes:,} bytes that it lists"
             raise ApiError(502, message, code="download_damaged")
         self.update(bytes=min(size_bytes, total_bytes))
-        if time.monotonic() - self._changed_at > STALLED_S:
-            message = f"no byte was received for {STALLED_S / 60:g} minutes; try again"
-            raise ApiError(504, message, code="hub_unreachable")
+        self.check_continues()
 
 
 def begin_install(
@@ -261,16 +272,27 @@ def _push(progress: TransferProgress, model: StoredModel, *, private: bool) -> N
         model.verify()
     except DamagedDirectoryError as exc:
         raise ApiError(409, str(exc), param="model", code="model_damaged") from exc
+    except NewerFormatError as exc:
+        message = f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
+        raise ApiError(409, message, param="model", code="newer_format") from exc
     progress.check_cancelled()
     progress.update(step="uploading")
     total_bytes = progress.note.total_bytes or 0
     events = TransferEvents(
-        tick=progress.check_cancelled,
+        tick=progress.check_continues,
+        target=lambda repository: _accept_target(progress.services, repository),
+        sending=progress.mark_alive,
         sent=lambda sent_bytes: progress.update(bytes=min(sent_bytes, total_bytes)),
     )
     visibility = ("--private",) if private else ()
     arguments = ["push", *visibility, str(model.path), progress.note.repository]
     progress.update(url=run_transfer(arguments, progress.scratch, events))
+
+
+def _accept_target(services: Services, repository: str) -> None:
+    """Raise `ApiError` if the repository was renamed on the hub to one that is not permitted."""
+    if not services.hub.permits_push(repository):
+        raise _forbid(repository, "repository", "hub.push", services.hub.push)
 
 
 def _measure_folder(folder: Path) -> int:

@@ -21,6 +21,8 @@ from apps.hub import transfers
 from apps.hub.settings import HubSettings
 from apps.settings import UsageLimits
 from serving.errors import ModelInUseError
+from serving.store.stored_model import StoredModel
+from storage.versioned_json import NewerFormatError
 from tests.apps.conftest import AppClient
 from tests.apps.hub.conftest import TOKEN, hub, use_hub
 from tests.apps.hub.fake_hub import COMMIT, FakeHub
@@ -548,8 +550,91 @@ async def test_refused_push_names_the_token_without_its_value(
     ended = await wait_for_end(client, await push(client, "me/tuned"))
     assert get_error(ended) == (
         *(403, "hub_refused"),
-        "the hub does not let the server's token (HF_TOKEN) write to 'me/tuned'",
+        "the hub does not let the server's token (HF_TOKEN) write to 'me/tuned': You don't have "
+        "the rights",
     )
+    hub.refusal = f"{TOKEN} has no room: {'x' * 500}"
+    message = get_error(await wait_for_end(client, await push(client, "me/tuned")))[2]
+    assert message.endswith("write to 'me/tuned': <hidden> has no room: " + "x" * 275)
+
+
+async def test_push_to_a_renamed_repository_needs_a_permitted_name(
+    client: AppClient, hub: FakeHub, tiny_model: Path
+) -> None:
+    hub.redirects["me/old"] = "stranger/x"
+    hub.add("stranger/x", tiny_model)
+    ended = await wait_for_end(client, await push(client, "me/old", private=False))
+    status, code, message = get_error(ended)
+    assert (status, code) == (403, "hub_not_permitted")
+    assert "does not permit 'stranger/x': its operator permits 'me/*'" in message
+    assert (hub.files, hub.blobs) == ({}, {})
+
+    hub.redirects["me/old"] = "me/tuned"
+    ended = await wait_for_end(client, await push(client, "me/old", private=False))
+    assert ended["status"] == "succeeded", ended
+    assert not [one for one in hub.requested if one.startswith("POST") and "me/old" in one]
+    assert hub.files
+
+
+async def test_redirected_uploads_are_refused(client: AppClient, hub: FakeHub) -> None:
+    hub.moved_writes["me/tuned"] = "stranger/x"
+    ended = await wait_for_end(client, await push(client, "me/tuned"))
+    assert get_error(ended) == (
+        *(409, "repository_moved"),
+        "the hub redirects uploads to 'me/tuned'; push to its present id",
+    )
+    assert not [one for one in hub.requested if "stranger" in one]
+    assert (hub.files, hub.blobs) == ({}, {})
+
+
+async def test_private_push_to_a_public_repository_is_refused(
+    client: AppClient, hub: FakeHub
+) -> None:
+    hub.is_public = True
+    status, code, message = get_error(await wait_for_end(client, await push(client, "me/tuned")))
+    assert (status, code) == (409, "repository_public")
+    assert message.startswith("'me/tuned' is public on the hub, and the push is private: ")
+    assert (hub.files, hub.blobs) == ({}, {})
+    ended = await wait_for_end(client, await push(client, "me/tuned", private=False))
+    assert ended["status"] == "succeeded"
+
+
+async def test_push_deletes_the_files_of_another_model(
+    services: Services, client: AppClient, hub: FakeHub
+) -> None:
+    others = ["adapter_config.json", "model-00001-of-00002.safetensors", "pytorch_model.bin"]
+    others += ["model.safetensors.index.json"]
+    kept = ["notes.md", "training/model.safetensors", "training_args.bin", "pytorch_model.md"]
+    hub.files = dict.fromkeys([*others, *kept, "model.safetensors"], b"old")
+    ended = await wait_for_end(client, await push(client, "me/tuned"))
+    assert ended["status"] == "succeeded", ended
+    model = {path.name: path.read_bytes() for path in services.models.get("tiny").path.iterdir()}
+    assert hub.files == {**model, **dict.fromkeys(kept, b"old")}
+
+
+async def test_silent_hub_ends_transfers_in_every_step(
+    client: AppClient, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "STALLED_S", 0.6)
+    hub.is_silent.set()
+    answers = [await install(client, "org/x"), await push(client, "me/tuned")]
+    errors = [get_error(await wait_for_end(client, one)) for one in answers]
+    hub.is_silent.clear()
+    for (status, code, message), moved in zip(errors, ("received", "sent"), strict=True):
+        assert (status, code) == (504, "hub_unreachable")
+        assert message == f"no byte was {moved} for 0.01 minutes; try again"
+
+
+async def test_model_of_a_newer_version_is_not_pushed(
+    services: Services, client: AppClient, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: StoredModel) -> None:
+        raise NewerFormatError(services.layout.models / "x.json", "its format is 9")
+
+    monkeypatch.setattr(StoredModel, "verify", refuse)
+    status, code, message = get_error(await wait_for_end(client, await push(client, "me/tuned")))
+    assert (status, code) == (409, "newer_format")
+    assert message == "model 'tiny' needs a newer version of Tuneserve: its format is 9"
 
 
 async def test_damaged_model_is_not_pushed(
