@@ -21,6 +21,7 @@ from apps.hub.transfer_notes import (
     TransferFailure,
     TransferNote,
     begin_transfer,
+    count_coming_bytes,
     end_transfer,
     is_cancelled,
     list_transfers,
@@ -74,6 +75,12 @@ class TransferProgress:
         if is_cancelled(self.services.layout, self.note.id):
             raise CancelledTransferError
 
+    def begin_moving(self) -> None:
+        """Note that the model is moved in and cannot be cancelled any more; raises if it was."""
+        with lock_exclusive(self.services.layout.store.transfer_lock):
+            self.check_cancelled()
+            self.update(step="installing")
+
     def check_continues(self) -> None:
         """Raise if this transfer is to be cancelled, or has stalled."""
         self.check_cancelled()
@@ -112,7 +119,8 @@ def begin_install(
     with lock_exclusive(layout.store.transfer_lock):
         _check_id(services, model_id)
         _check_number(services)
-        check_model_space(services.model_sizes.measure(), services.limits, 1)
+        stored_bytes = services.model_sizes.measure() + count_coming_bytes(layout).total
+        check_model_space(stored_bytes, services.limits, 1)
         progress = _reserve(services, note)
     _begin(progress, lambda: _install(progress, base_id))
     return note
@@ -186,21 +194,24 @@ def _begin(
 
 def _finish(progress: TransferProgress, work: Callable[[], None], held: ExitStack) -> None:
     """Do the work, and write the result into the note; the body of the thread."""
-    with held:
-        try:
+    try:
+        with held:
             work()
-        except CancelledTransferError:
-            ended = progress.note.model_copy(update={"status": "cancelled"})
-        except Exception as exc:  # noqa: BLE001 - the thread ends here, and the note has the reason
-            ended = progress.note.model_copy(
-                update={"status": "failed", "error": _describe(progress, exc)}
-            )
-        else:
-            ended = progress.note.model_copy(update={"status": "succeeded"})
-        try:
-            end_transfer(progress.services.layout, ended)  # before the folder is removed
-        finally:
-            progress.scratch.remove()
+    except CancelledTransferError:
+        ended = progress.note.model_copy(update={"status": "cancelled"})
+    except Exception as exc:  # noqa: BLE001 - the thread ends here, and the note has the reason
+        ended = progress.note.model_copy(
+            update={"status": "failed", "error": _describe(progress, exc)}
+        )
+    else:
+        ended = progress.note.model_copy(update={"status": "succeeded"})
+    progress.scratch.remove_content()  # which may have filled the disk
+    try:
+        end_transfer(progress.services.layout, ended)  # while the folder has an owner
+    except OSError:
+        logger.exception("the end of transfer %s could not be written", ended.id)
+    finally:
+        progress.scratch.remove()
 
 
 def _describe(progress: TransferProgress, exc: Exception) -> TransferFailure:
@@ -227,7 +238,13 @@ def _install(progress: TransferProgress, base_id: str | None) -> None:
     store = ModelStore(services.layout)
     try:
         with invalid_input("source", only=ModelRefusedError):
-            store.import_directory(folder, note.model, base_id=base_id, converts_tokenizer=True)
+            store.import_directory(
+                folder,
+                note.model,
+                base_id=base_id,
+                converts_tokenizer=True,
+                before_move=progress.begin_moving,
+            )
     except FileExistsError as exc:  # the id was taken meanwhile
         raise ApiError(409, str(exc), param="id") from None
 
@@ -245,10 +262,10 @@ def _accept(progress: TransferProgress, listed: ListedModel) -> None:
         )
         raise ApiError(413, message, param="source", code="model_too_large")
     with lock_exclusive(services.layout.store.transfer_lock):
-        coming_bytes = _count_coming_bytes(services)
-        stored_bytes = services.model_sizes.measure() + coming_bytes
+        coming = count_coming_bytes(services.layout)
+        stored_bytes = services.model_sizes.measure() + coming.total
         check_model_space(stored_bytes, services.limits, size_bytes)
-        free_bytes = measure_free_disk(services.layout.models) - coming_bytes
+        free_bytes = measure_free_disk(services.layout.models) - coming.missing
         if size_bytes + services.min_free_bytes > free_bytes:
             message = (
                 f"{note.repository!r} has {size_bytes:,} bytes, and the server's disk has "
@@ -256,15 +273,6 @@ def _accept(progress: TransferProgress, listed: ListedModel) -> None:
             )
             raise ApiError(507, message, code="disk_full")
         progress.update(commit=listed["commit"], total_bytes=size_bytes, step="downloading")
-
-
-def _count_coming_bytes(services: Services) -> int:
-    """Return the bytes that other downloads in progress have yet to receive."""
-    return sum(
-        (one.total_bytes or 0) - one.bytes
-        for one in list_transfers(services.layout)
-        if one.kind == "install" and one.status == "running"
-    )
 
 
 def _push(progress: TransferProgress, model: StoredModel, *, private: bool) -> None:
