@@ -522,10 +522,10 @@ async def test_downloads_in_progress_count_as_stored(
     for name in ("org/a", "org/b"):
         hub.add(name, tiny_model, hold=release)
     size = sum(path.stat().st_size for path in tiny_model.rglob("*") if path.is_file())
-    limits = UsageLimits(max_model_store_bytes=services.model_sizes.measure() + int(1.6 * size))
+    limits = UsageLimits(max_model_store_bytes=services.model_sizes.measure() + int(1.95 * size))
     async with serve(replace(services, limits=limits)) as client:
         first = await install(client, "org/a")
-        found = await wait_for_bytes(client, first.json()["id"], 0.4 * size)
+        found = await wait_for_bytes(client, first.json()["id"], 0.1 * size)
         assert found["status"] == "running"
         second = await wait_for_end(client, await install(client, "org/b"))
         assert get_error(second)[:2] == (507, "model_store_full")
