@@ -29,7 +29,7 @@ from training.checkpoint.format import list_checkpoints
 
 pytestmark = pytest.mark.e2e
 
-NUM_TOKENS = 1500
+NUM_TOKENS = 800
 BESIDE = "beside"
 BESIDE_SETTINGS: dict[str, Any] = {
     "num_workers": 1,

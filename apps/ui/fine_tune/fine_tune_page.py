@@ -177,8 +177,8 @@ class FineTunePage:
             return show_notice(describe_error(exc), "error"), None
 
     async def _read_defaults(
-        self, model: str | None, data: str | None, known: dict[str, Any] | None = None
-    ) -> dict[str, Any] | None:
+        self, model: str | None, data: str | None, known: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any] | None:
         """Return the default settings of a model as plain data, which Gradio can compare.
 
         They are for the task that the rows of a file are for, if the model can learn it; `known`
