@@ -187,7 +187,7 @@ class StorePaths:
 
     @property
     def transfer_lock(self) -> Path:
-        """Locked by the one process that begins or measures a transfer."""
+        """Locked while a transfer begins, is measured or cancelled, or moves its model in."""
         return self.root / ".transfers.lock"
 
     def handover_lock(self, machine: str) -> Path:

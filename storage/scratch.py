@@ -45,6 +45,11 @@ class ScratchFolder:
         """The open lock file; a process that inherits it keeps the folder from being removed."""
         return self._lock.fileno()
 
+    def remove_content(self) -> None:
+        """Remove the content; the folder keeps its owner."""
+        with suppress(RecursionError):
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def remove(self) -> None:
         """Remove the folder and its content."""
         try:

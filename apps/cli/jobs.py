@@ -122,7 +122,7 @@ def extend(
     ] = None,
     max_steps: Annotated[
         int | None,
-        typer.Option(help="Number of steps in all; only for a job that ended at its max_steps."),
+        typer.Option(help="Number of steps in all; only for a job that has max_steps."),
     ] = None,
     suffix: Suffix = None,
     watch: Watch = False,

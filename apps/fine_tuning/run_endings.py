@@ -12,6 +12,7 @@ from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
 from training import launch
 from training.run import run_state
+from training.run.continuation import discard_copy
 from training.run.folder import RunFolder
 from training.run.run_record import RunError
 
@@ -79,11 +80,14 @@ def end_run(
 ) -> None:
     """End a run as failed with `error`, or as cancelled if it is None.
 
-    The event is written before the record, since an event stream ends once the record is final.
+    The event is written before the record, since an event stream ends once the record is final. An
+    extension that has not copied all checkpoints keeps none of them.
     """
     result_file = write_results(layout, run)
     run.events.add_once(message, level="error" if error else "info")
-    run_state.end_in_queue(run, error, result_file)
+    record = run_state.end_in_queue(run, error, result_file)
+    if record.extended_from is not None and not run.has_data:
+        discard_copy(run)
 
 
 def write_results(layout: StorageLayout, run: RunFolder) -> str | None:

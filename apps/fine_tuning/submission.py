@@ -139,10 +139,15 @@ class JobCreator:
         """Raise `ApiError` if there are too many jobs for another one."""
         check_job_counts(self._runs, self._limits)
 
-    def add(self, building: Path, run_id: str) -> RunFolder:
-        """Add a run that was built in another folder, unless there are too many now."""
+    def add(self, building: Path, run_id: str, copied_bytes: int = 0) -> RunFolder:
+        """Add a run that was built in another folder, unless there are too many now.
+
+        `copied_bytes` are those of the checkpoints that it will copy.
+        """
         with self._lock:
             self.check_counts()
+            if copied_bytes:  # others may have been accepted since `check_spec`
+                self._check_space(copied_bytes)
             durable.move_directory(building, self._layout.run(run_id))
         return RunFolder(self._layout.run(run_id))
 
@@ -282,12 +287,21 @@ class JobCreator:
         check_job_size(spec, self._limits)
         num_learned = planned and planned.num_parameters
         new_bytes = self._sizes.estimate_published(spec, num_learned)
-        check_model_space(self._sizes.measure(), self._limits, new_bytes + more_bytes)
+        self._check_space(new_bytes + more_bytes)
         with invalid_input(only=ResourceError):
             check_resources(spec, nodes, self._reserved_cpus, self._reserved_gpus)
         if num_parameters is None:
             return None
         return ModelSize(num_parameters, num_learned or num_parameters)
+
+    def _check_space(self, new_bytes: int) -> None:
+        """Raise `ApiError` 507 without room for new bytes and for what extensions have to copy."""
+        stored = self._sizes.measure()
+        for run, record in self._runs.scan_unfinished().runs:
+            if record.extended_from is not None and not run.has_data:
+                copied = self._sizes.measure_checkpoints(record.id)
+                stored += max(0, self._sizes.measure_checkpoints(record.extended_from) - copied)
+        check_model_space(stored, self._limits, new_bytes)
 
     def _create_from(
         self, model: StoredModel, request: FineTuneRequest, nodes: Sequence[Mapping[str, float]]

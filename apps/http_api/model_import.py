@@ -14,6 +14,7 @@ from typing import IO
 
 from apps.errors import ApiError, invalid_input, refuse_full_disk
 from apps.fine_tuning.index.model_sizes import ModelSizes
+from apps.hub.transfer_notes import count_coming_bytes
 from apps.settings import UsageLimits
 from apps.usage_limits import IncomingBytes, check_model_space
 from serving.store.import_process import ModelRefusedError
@@ -62,7 +63,8 @@ class IncomingModel:
     def __init__(self, layout: StorageLayout, sizes: ModelSizes, limits: UsageLimits) -> None:
         self._sizes = sizes
         self._limits = limits
-        self._stored_bytes = sizes.measure()
+        self._layout = layout
+        self._stored_bytes = self._measure_stored()
         check_model_space(self._stored_bytes, limits, 1)
         self._num_counted = 0
         self._store = ModelStore(layout)
@@ -103,6 +105,10 @@ class IncomingModel:
         finally:
             self.close()
 
+    def _measure_stored(self) -> int:
+        """Return the bytes of all models and checkpoints, with those of downloads in progress."""
+        return self._sizes.measure() + count_coming_bytes(self._layout).total
+
     def _write(self, file: IO[bytes], content: bytearray) -> None:
         self._num_counted += len(content)
         check_model_space(self._stored_bytes, self._limits, _INCOMING_BYTES.add(len(content)))
@@ -131,7 +137,7 @@ class IncomingModel:
             listed = archive.infolist()
             size_bytes = sum(entry.file_size for entry in listed)
             self._check_growth(len(listed), size_bytes)
-            check_model_space(self._sizes.measure(), self._limits, size_bytes)
+            check_model_space(self._measure_stored(), self._limits, size_bytes)
             entries = [entry for entry in listed if _is_wanted(entry.filename)]
             folders = {folder for entry in entries for folder in _list_folders(entry.filename)}
             self._check_growth(len(listed) + len(folders), size_bytes)
@@ -170,7 +176,7 @@ class IncomingModel:
                     entries.append(entry)
                     folders.update(_list_folders(entry.name))
             file.num_left = None
-            check_model_space(self._sizes.measure(), self._limits, size_bytes)
+            check_model_space(self._measure_stored(), self._limits, size_bytes)
             archive.extractall(self._content, entries, filter="data")
 
     def _check_growth(self, num_entries: int, size_bytes: int) -> None:

@@ -2,9 +2,10 @@
 
 `python -m apps.hub.hub_process install REPOSITORY FOLDER` prints `{"listed": ...}` as `ListedModel`
 and waits for a line on its standard input before it downloads. `... push FOLDER REPOSITORY` prints
-`{"sent_bytes": N}` while it uploads. The last line is `{"done": ...}` as `TransferResult`, or
-`{"failed": ...}` as `FailedTransfer`. `apps.hub.transfer_process` starts it. No
-message has a token.
+`{"target": ID}`, the present id of the repository, and waits in the same way before it uploads;
+then `{"sent_bytes": N}` after each file, and `{"sending": true}` meanwhile. The last line is
+`{"done": ...}` as `TransferResult`, or `{"failed": ...}` as `FailedTransfer`.
+`apps.hub.transfer_process` starts it. No message has a token.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from system.machine_faults import is_out_of_space
 from system.process_limits import end_with_parent, offer_for_killing
 
 _MAX_WORKERS = 4
+_ANSWER_S = 60.0
 _MAX_REASON_CHARACTERS = 300
 _CHUNK_BYTES = 4 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -67,7 +69,7 @@ def _download(
     """Download the files of a model to `folder`, once the parent has accepted their size."""
     from huggingface_hub import HfApi, snapshot_download
 
-    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=_ANSWER_S)
     if info.sha is None or not _COMMIT.fullmatch(info.sha):
         raise _HubError(502, "hub_failed", f"the hub names no commit of {repository!r}")
     listed = [
@@ -81,8 +83,7 @@ def _download(
         raise _HubError(502, "hub_failed", f"the hub lists no sizes of the files of {repository!r}")
     found = ListedModel(id=info.id, commit=info.sha, bytes=sum(one.size_bytes for one in files))
     _report(output, "listed", found)
-    if not sys.stdin.readline():  # the parent has refused it
-        raise _HubError(409, "hub_failed", "the download was not started")
+    _wait_for_parent()
     snapshot_download(
         info.id,
         revision=info.sha,
@@ -94,6 +95,12 @@ def _download(
     shutil.rmtree(folder / _HUB_FOLDER, ignore_errors=True)
     _check_files(folder, files)
     return TransferResult(url=None)
+
+
+def _wait_for_parent() -> None:
+    """Wait until the parent accepts what was reported; raises if it does not."""
+    if not sys.stdin.readline():
+        raise _HubError(409, "hub_failed", "the transfer was not started")
 
 
 def _check_files(folder: Path, files: Sequence[HubFile]) -> None:
@@ -120,12 +127,24 @@ def _hash(path: Path) -> str:
 
 
 def _push(folder: Path, repository: str, output: TextIO, *, private: bool) -> TransferResult:
-    from serving.store.export import push_to_hub
+    from apps.hub.hub_client import RedirectedUploadError
+    from serving.store.export import PublicRepositoryError, push_to_hub
+
+    def accept(repository_id: str) -> None:
+        _report(output, "target", repository_id)
+        _wait_for_parent()
 
     def report(sent_bytes: int) -> None:
         _report(output, "sent_bytes", sent_bytes)
 
-    return TransferResult(url=push_to_hub(folder, repository, private=private, report=report))
+    try:
+        url = push_to_hub(folder, repository, private=private, accept=accept, report=report)
+    except PublicRepositoryError as exc:
+        raise _HubError(409, "repository_public", str(exc)) from exc
+    except RedirectedUploadError as exc:
+        message = f"the hub redirects uploads to {repository!r}; push to its present id"
+        raise _HubError(409, "repository_moved", message) from exc
+    return TransferResult(url=url)
 
 
 def explain_failure(
@@ -172,6 +191,8 @@ def _explain_answer(exc: Any, repository: str, *, is_push: bool) -> tuple[int, s
     answered = exc.response.status_code
     if is_push and answered in (401, 403, 404):
         message = f"the hub does not let the server's token (HF_TOKEN) write to {repository!r}"
+        if exc.server_message:  # such as a full account, or terms that are to be accepted
+            message = f"{message}: {_shorten(exc.server_message)}"
         return 403, "hub_refused", message
     if answered in (401, 404):
         message = (
@@ -194,6 +215,12 @@ def _redact(text: str) -> str:
     from huggingface_hub import get_token
 
     return redact(text, [get_token()])
+
+
+def _limit_client(output: TextIO) -> None:
+    from apps.hub.hub_client import use_limited_client
+
+    use_limited_client(lambda: _report(output, "sending", value=True))
 
 
 def _report(output: TextIO, name: str, value: object) -> None:
@@ -228,6 +255,7 @@ def main() -> None:
     repository, revision = options.repository, getattr(options, "revision", None)
     is_push = options.command == "push"
     try:
+        _limit_client(output)
         if is_push:
             result = _push(options.folder, repository, output, private=options.private)
         else:

@@ -62,7 +62,11 @@ class HubPush(RequestPart):
         max_length=MAX_HUB_CHARACTERS,
         description="Where to push, as in 'my-org/name'; it is created if it does not exist.",
     )
-    private: bool = Field(True, description="Whether a repository that is created is private.")
+    private: bool = Field(
+        True,
+        description="Whether a repository that is created is private; a private push to a public "
+        "repository is refused.",
+    )
 
 
 @router.post("/models/install", status_code=202, openapi_extra=describe_body(HubInstallation))
@@ -95,21 +99,21 @@ async def push_model(services: ServicesOf, model_id: str, body: JsonBody) -> Map
 
 
 @router.get("/hub")
-@requires(Permission.READ_MODELS)
+@requires(Permission.ADMINISTER)
 async def show_hub(services: ServicesOf) -> Mapping[str, object]:
     """Show which models of the hub may be installed, and where models may be pushed."""
     return {"object": "hub", "install": services.hub.install, "push": services.hub.push}
 
 
 @router.get("/hub/transfers")
-@requires(Permission.READ_MODELS)
+@requires(Permission.ADMINISTER)
 def list_hub_transfers(services: ServicesOf) -> Mapping[str, object]:
     """List the last installations and pushes, newest first."""
     return {"object": "list", "data": [_describe(one) for one in list_transfers(services.layout)]}
 
 
 @router.get("/hub/transfers/{transfer_id}")
-@requires(Permission.READ_MODELS)
+@requires(Permission.ADMINISTER)
 def get_hub_transfer(services: ServicesOf, transfer_id: str) -> Mapping[str, object]:
     """Show the progress or the result of an installation or a push."""
     return _describe(get_transfer(services.layout, transfer_id))

@@ -6,7 +6,7 @@ end whose folder has no owner is of a process that was killed.
 
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -15,6 +15,7 @@ from serving.store.clean_up import HUB_PREFIX
 from storage import versioned_json
 from storage.durable import DamagedFileError
 from storage.layout import StorageLayout, is_id, new_id
+from storage.locks import lock_exclusive
 from storage.scratch import ScratchFolder, list_scratch
 
 _MAX_NOTES = 100
@@ -22,7 +23,7 @@ _LOST = "the server ended during this transfer; start it again"
 _CANCEL_SUFFIX = ".cancel"
 
 TransferKind = Literal["install", "push"]
-TransferStep = Literal["listing", "downloading", "checking", "uploading"]
+TransferStep = Literal["listing", "downloading", "checking", "installing", "uploading"]
 
 
 class TransferFailure(BaseModel):
@@ -58,6 +59,13 @@ class TransferNote(BaseModel):
     error: TransferFailure | None = None
 
 
+class ComingBytes(NamedTuple):
+    """The bytes of the models that are being downloaded: of all files, and not yet received."""
+
+    total: int
+    missing: int
+
+
 def begin_transfer(kind: TransferKind, model_id: str, repository: str) -> TransferNote:
     """Return the note on a transfer that begins now."""
     return TransferNote(
@@ -75,15 +83,17 @@ def reserve_transfer(layout: StorageLayout, note: TransferNote) -> ScratchFolder
 
 
 def write_transfer(layout: StorageLayout, note: TransferNote) -> None:
-    """Write a note; a new one removes the oldest of too many."""
+    """Write a note; a new one removes the oldest of too many, but none of a running transfer."""
     layout.store.transfers.mkdir(exist_ok=True)
     path = layout.store.transfers / f"{note.id}.json"
     is_new = not path.exists()
     versioned_json.write_object(path, note.model_dump(mode="json"))
     if is_new:
+        owned = _list_owned(layout)
         for old in _list_notes(layout)[_MAX_NOTES:]:
-            old.unlink(missing_ok=True)
-            old.with_suffix(_CANCEL_SUFFIX).unlink(missing_ok=True)
+            if old.stem not in owned:
+                old.unlink(missing_ok=True)
+                old.with_suffix(_CANCEL_SUFFIX).unlink(missing_ok=True)
 
 
 def list_transfers(layout: StorageLayout) -> list[TransferNote]:
@@ -113,13 +123,32 @@ def list_installing(layout: StorageLayout) -> list[str]:
     ]
 
 
+def count_coming_bytes(layout: StorageLayout) -> ComingBytes:
+    """Return the bytes of all downloads in progress that the hub has listed, by any process."""
+    if not _list_owned(layout):
+        return ComingBytes(0, 0)
+    total = missing = 0
+    for note in list_transfers(layout):
+        if note.kind == "install" and note.status == "running":
+            total += note.total_bytes or 0
+            missing += (note.total_bytes or 0) - note.bytes
+    return ComingBytes(total, missing)
+
+
 def request_cancellation(layout: StorageLayout, transfer_id: str) -> TransferNote:
-    """Ask the process of a transfer to end it; raises `ApiError` 404, or 409 if it has ended."""
-    note = get_transfer(layout, transfer_id)
-    if note.status != "running":
-        message = f"transfer {transfer_id!r} has ended already: it {_describe_end(note)}"
-        raise ApiError(409, message, param="id", code="transfer_ended")
-    _name_cancellation(layout, transfer_id).touch()
+    """Ask the process of a transfer to end it.
+
+    Raises `ApiError` 404, or 409 if it has ended, or its model is being moved into the store.
+    """
+    with lock_exclusive(layout.store.transfer_lock):  # that `begin_moving` takes too
+        note = get_transfer(layout, transfer_id)
+        if note.status != "running":
+            message = f"transfer {transfer_id!r} has ended already: it {_describe_end(note)}"
+            raise ApiError(409, message, param="id", code="transfer_ended")
+        if note.step == "installing":
+            message = f"transfer {transfer_id!r} is complete, and {note.model!r} is being installed"
+            raise ApiError(409, message, param="id", code="transfer_ended")
+        _name_cancellation(layout, transfer_id).touch()
     return note
 
 

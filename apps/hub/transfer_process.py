@@ -34,7 +34,9 @@ class TransferEvents(NamedTuple):
 
     tick: Callable[[], None]
     listed: Callable[[ListedModel], None] = lambda _: None
+    target: Callable[[str], None] = lambda _: None
     sent: Callable[[int], None] = lambda _: None
+    sending: Callable[[], None] = lambda: None
 
 
 def run_transfer(
@@ -60,6 +62,11 @@ def run_transfer(
             if "listed" in message:
                 events.listed(message["listed"])
                 _let_continue(process)
+            elif "target" in message:
+                events.target(message["target"])
+                _let_continue(process)
+            elif "sending" in message:
+                events.sending()
             elif "sent_bytes" in message:
                 events.sent(message["sent_bytes"])
             elif "failed" in message:
@@ -113,6 +120,9 @@ def _build_environment(inherited: Mapping[str, str]) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        # The backend Xet keeps parts of files in a cache outside the scratch folder, where they are
+        # neither counted nor removed, and it does not use the client of `apps.hub.hub_client`.
+        "HF_HUB_DISABLE_XET": "1",
         "OMP_NUM_THREADS": "1",
     }
 
@@ -128,8 +138,8 @@ def _read_lines(process: "subprocess.Popen[str]", lines: "Queue[Any]") -> None:
 def _let_continue(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has ended, and the end of its output follows
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        # Unbuffered: what is left in a buffer would raise again when the pipe is closed.
+        os.write(process.stdin.fileno(), b"go\n")
 
 
 def _read_log(log: Path) -> str:

@@ -21,6 +21,7 @@ from apps.hub.transfer_notes import (
     TransferFailure,
     TransferNote,
     begin_transfer,
+    count_coming_bytes,
     end_transfer,
     is_cancelled,
     list_transfers,
@@ -36,13 +37,14 @@ from serving.store.stored_model import StoredModel
 from storage.durable import DamagedDirectoryError
 from storage.locks import lock_exclusive
 from storage.scratch import ScratchFolder
+from storage.versioned_json import NewerFormatError
 from system.free_resources import measure_free_disk
 
 logger = logging.getLogger(__name__)
 
 MAX_TRANSFERS = 4
 STALLED_S = 1800.0
-"""Seconds without a byte after which a download is ended; hashing a large file takes minutes."""
+"""Seconds without a byte after which a transfer is ended; hashing a large file takes minutes."""
 _RETRY_AFTER_S = 60
 _EXTRA_BYTES = 64 << 20  # of the library's own files beside those of the model
 
@@ -54,6 +56,10 @@ class TransferProgress:
         self.services = services
         self.note = note
         self.scratch = scratch
+        self.mark_alive()
+
+    def mark_alive(self) -> None:
+        """Note that something was received or sent now."""
         self._changed_at = time.monotonic()
 
     def update(self, **changes: object) -> None:
@@ -61,7 +67,7 @@ class TransferProgress:
         changed = self.note.model_copy(update=changes)
         if changed != self.note:
             self.note = changed
-            self._changed_at = time.monotonic()
+            self.mark_alive()
             write_transfer(self.services.layout, changed)
 
     def check_cancelled(self) -> None:
@@ -69,19 +75,31 @@ class TransferProgress:
         if is_cancelled(self.services.layout, self.note.id):
             raise CancelledTransferError
 
+    def begin_moving(self) -> None:
+        """Note that the model is moved in and cannot be cancelled any more; raises if it was."""
+        with lock_exclusive(self.services.layout.store.transfer_lock):
+            self.check_cancelled()
+            self.update(step="installing")
+
+    def check_continues(self) -> None:
+        """Raise if this transfer is to be cancelled, or has stalled."""
+        self.check_cancelled()
+        if time.monotonic() - self._changed_at > STALLED_S:
+            moved = "received" if self.note.kind == "install" else "sent"
+            message = f"no byte was {moved} for {STALLED_S / 60:g} minutes; try again"
+            raise ApiError(504, message, code="hub_unreachable")
+
     def measure_download(self, folder: Path) -> None:
         """Update the received bytes; raises if the download is to end."""
-        self.check_cancelled()
         size_bytes, total_bytes = _measure_folder(folder), self.note.total_bytes
         if total_bytes is None:  # the hub has not listed the model
+            self.check_continues()
             return
         if size_bytes > total_bytes + _EXTRA_BYTES:
             message = f"the hub sends more than the {total_bytes:,} bytes that it lists"
             raise ApiError(502, message, code="download_damaged")
         self.update(bytes=min(size_bytes, total_bytes))
-        if time.monotonic() - self._changed_at > STALLED_S:
-            message = f"no byte was received for {STALLED_S / 60:g} minutes; try again"
-            raise ApiError(504, message, code="hub_unreachable")
+        self.check_continues()
 
 
 def begin_install(
@@ -101,7 +119,8 @@ def begin_install(
     with lock_exclusive(layout.store.transfer_lock):
         _check_id(services, model_id)
         _check_number(services)
-        check_model_space(services.model_sizes.measure(), services.limits, 1)
+        stored_bytes = services.model_sizes.measure() + count_coming_bytes(layout).total
+        check_model_space(stored_bytes, services.limits, 1)
         progress = _reserve(services, note)
     _begin(progress, lambda: _install(progress, base_id))
     return note
@@ -175,21 +194,24 @@ def _begin(
 
 def _finish(progress: TransferProgress, work: Callable[[], None], held: ExitStack) -> None:
     """Do the work, and write the result into the note; the body of the thread."""
-    with held:
-        try:
+    try:
+        with held:
             work()
-        except CancelledTransferError:
-            ended = progress.note.model_copy(update={"status": "cancelled"})
-        except Exception as exc:  # noqa: BLE001 - the thread ends here, and the note has the reason
-            ended = progress.note.model_copy(
-                update={"status": "failed", "error": _describe(progress, exc)}
-            )
-        else:
-            ended = progress.note.model_copy(update={"status": "succeeded"})
-        try:
-            end_transfer(progress.services.layout, ended)  # before the folder is removed
-        finally:
-            progress.scratch.remove()
+    except CancelledTransferError:
+        ended = progress.note.model_copy(update={"status": "cancelled"})
+    except Exception as exc:  # noqa: BLE001 - the thread ends here, and the note has the reason
+        ended = progress.note.model_copy(
+            update={"status": "failed", "error": _describe(progress, exc)}
+        )
+    else:
+        ended = progress.note.model_copy(update={"status": "succeeded"})
+    progress.scratch.remove_content()  # which may have filled the disk
+    try:
+        end_transfer(progress.services.layout, ended)  # while the folder has an owner
+    except OSError:
+        logger.exception("the end of transfer %s could not be written", ended.id)
+    finally:
+        progress.scratch.remove()
 
 
 def _describe(progress: TransferProgress, exc: Exception) -> TransferFailure:
@@ -216,7 +238,13 @@ def _install(progress: TransferProgress, base_id: str | None) -> None:
     store = ModelStore(services.layout)
     try:
         with invalid_input("source", only=ModelRefusedError):
-            store.import_directory(folder, note.model, base_id=base_id, converts_tokenizer=True)
+            store.import_directory(
+                folder,
+                note.model,
+                base_id=base_id,
+                converts_tokenizer=True,
+                before_move=progress.begin_moving,
+            )
     except FileExistsError as exc:  # the id was taken meanwhile
         raise ApiError(409, str(exc), param="id") from None
 
@@ -234,10 +262,10 @@ def _accept(progress: TransferProgress, listed: ListedModel) -> None:
         )
         raise ApiError(413, message, param="source", code="model_too_large")
     with lock_exclusive(services.layout.store.transfer_lock):
-        coming_bytes = _count_coming_bytes(services)
-        stored_bytes = services.model_sizes.measure() + coming_bytes
+        coming = count_coming_bytes(services.layout)
+        stored_bytes = services.model_sizes.measure() + coming.total
         check_model_space(stored_bytes, services.limits, size_bytes)
-        free_bytes = measure_free_disk(services.layout.models) - coming_bytes
+        free_bytes = measure_free_disk(services.layout.models) - coming.missing
         if size_bytes + services.min_free_bytes > free_bytes:
             message = (
                 f"{note.repository!r} has {size_bytes:,} bytes, and the server's disk has "
@@ -247,30 +275,32 @@ def _accept(progress: TransferProgress, listed: ListedModel) -> None:
         progress.update(commit=listed["commit"], total_bytes=size_bytes, step="downloading")
 
 
-def _count_coming_bytes(services: Services) -> int:
-    """Return the bytes that other downloads in progress have yet to receive."""
-    return sum(
-        (one.total_bytes or 0) - one.bytes
-        for one in list_transfers(services.layout)
-        if one.kind == "install" and one.status == "running"
-    )
-
-
 def _push(progress: TransferProgress, model: StoredModel, *, private: bool) -> None:
     try:
         model.verify()
     except DamagedDirectoryError as exc:
         raise ApiError(409, str(exc), param="model", code="model_damaged") from exc
+    except NewerFormatError as exc:
+        message = f"model {model.id!r} needs a newer version of Tuneserve: {exc.reason}"
+        raise ApiError(409, message, param="model", code="newer_format") from exc
     progress.check_cancelled()
     progress.update(step="uploading")
     total_bytes = progress.note.total_bytes or 0
     events = TransferEvents(
-        tick=progress.check_cancelled,
+        tick=progress.check_continues,
+        target=lambda repository: _accept_target(progress.services, repository),
+        sending=progress.mark_alive,
         sent=lambda sent_bytes: progress.update(bytes=min(sent_bytes, total_bytes)),
     )
     visibility = ("--private",) if private else ()
     arguments = ["push", *visibility, str(model.path), progress.note.repository]
     progress.update(url=run_transfer(arguments, progress.scratch, events))
+
+
+def _accept_target(services: Services, repository: str) -> None:
+    """Raise `ApiError` if the repository was renamed on the hub to one that is not permitted."""
+    if not services.hub.permits_push(repository):
+        raise _forbid(repository, "repository", "hub.push", services.hub.push)
 
 
 def _measure_folder(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -18,6 +19,16 @@ logger = logging.getLogger(__name__)
 ArchiveFormat = Literal["tar", "zip"]
 
 _CHUNK_BYTES = 1 << 20
+_ANSWER_S = 60.0
+# Weights that transformers or PEFT may load in place of those that are pushed, and what names them.
+_MODEL_FILE = re.compile(
+    r"config\.json|adapter_config\.json|[^/]+\.safetensors(\.index\.json)?"
+    r"|(pytorch|adapter)_model[^/]*\.bin(\.index\.json)?"
+)
+
+
+class PublicRepositoryError(ValueError):
+    """A private push to a repository that everybody can read."""
 
 
 class _Entry(NamedTuple):
@@ -57,31 +68,52 @@ def push_to_hub(
     token: str | None = None,
     private: bool = True,
     endpoint: str | None = None,
+    accept: Callable[[str], None] | None = None,
     report: Callable[[int], None] | None = None,
 ) -> str:
     """Upload a model's folder to the hub as `repository` (`owner/name`); return the commit's URL.
 
-    All files become visible in one commit. `report` is called with the bytes that are uploaded, in
-    total, after each file. `token` and `endpoint` default to those of `hf auth login`,
-    `HF_TOKEN` and `HF_ENDPOINT`. Raises `huggingface_hub.errors.HfHubHTTPError` if the hub rejects
-    a request, and `ConnectionError` if it cannot be reached.
+    All files become visible in one commit, which deletes weights, configurations and adapters that
+    the repository has and the model has not. `accept` is called with the present id of the
+    repository, which may have been renamed, and may raise before anything is uploaded. `report` is
+    called with the bytes that are uploaded, in total, after each file. `token` and `endpoint`
+    default to those of `hf auth login`, `HF_TOKEN` and `HF_ENDPOINT`. Raises
+    `PublicRepositoryError` if `private`, and the repository is public,
+    `huggingface_hub.errors.HfHubHTTPError` if the hub rejects a request, and `ConnectionError` if
+    it cannot be reached.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
     api = HfApi(endpoint=endpoint, token=token)
     files = {path.relative_to(folder).as_posix(): path for path in _list_visible(folder)}
     try:
         api.create_repo(repository, private=private, exist_ok=True, repo_type="model")
+        info = api.model_info(repository, timeout=_ANSWER_S)
+        if accept is not None:
+            accept(info.id)
+        if private and info.private is not True:
+            raise PublicRepositoryError(
+                f"{info.id!r} is public on the hub, and the push is private: make the repository "
+                "private on the hub first, or push publicly"
+            )
+        present = [one.rfilename for one in info.siblings or ()]
+        deletions = [
+            CommitOperationDelete(path_in_repo=name)
+            for name in present
+            if name not in files and _MODEL_FILE.fullmatch(name)
+        ]
         additions, sent_bytes = [], 0
         for name, path in files.items():
             addition = CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
             additions.append(addition)
-            api.preupload_lfs_files(repository, [addition], free_memory=False)
+            api.preupload_lfs_files(info.id, [addition], free_memory=False)
             sent_bytes += path.stat().st_size
             if report is not None:
                 report(sent_bytes)
-        commit = api.create_commit(repository, additions, commit_message=f"Upload {folder.name}")
+        commit = api.create_commit(
+            info.id, [*additions, *deletions], commit_message=f"Upload {folder.name}"
+        )
     except HfHubHTTPError:
         raise
     except HTTPError as exc:  # the HTTP library's error: no connection, or an interrupted one

@@ -62,11 +62,13 @@ class ModelStore:
         *,
         base_id: str | None = None,
         converts_tokenizer: bool = False,
+        before_move: Callable[[], None] = lambda: None,
     ) -> StoredModel:
         """Move a `directory` from an untrusted source into the store.
 
         `base_id` is the base model of an adapter whose lineage names none. With
-        `converts_tokenizer`, a tokenizer in an older format is converted.
+        `converts_tokenizer`, a tokenizer in an older format is converted. `before_move` is called
+        once the model is ready to be moved in, and may raise.
 
         A process with resource limits reads it first, one at a time per storage root, and reduces
         its settings to those known to be harmless. A new manifest is written, because one from the
@@ -88,6 +90,7 @@ class ModelStore:
                 )
             _name_base(directory, base)
             _seal(directory)
+            before_move()
             self.names.move_in(directory, model_id, base)
         return self.get(model_id)
 

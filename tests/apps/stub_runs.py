@@ -97,15 +97,20 @@ def _add_lists(app: FastAPI, stub: "StubApi", refuse: Callable[..., JSONResponse
         if job_id not in stub.jobs:
             return refuse(404, f"there is no job {job_id!r}")
         stub.runs.extended.append((job_id, body))
-        name = "max_steps" if "max_steps" in body else "epochs"
+        lengths = {name: body[name] for name in ("epochs", "max_steps") if name in body}
         before = stub.jobs[job_id]
-        if body[name] > 500:
-            return refuse(400, f"{name} is {body[name]}: it should be at most 500", name)
+        for name, asked in lengths.items():
+            if asked > 500:
+                return refuse(400, f"{name} is {asked}: it should be at most 500", name)
+        if body.get("suffix") == "taken":
+            return refuse(400, "'suffix' is 'taken', expected another one", "suffix")
+        if body.get("suffix") == "large":
+            return refuse(507, "models have 9 bytes, and 9 more would exceed 10; delete models")
         new_id = f"{job_id}-extended"
         stub.runs.metrics[new_id] = list(stub.runs.metrics.get(job_id, []))
         changes = {
             "extended_from": job_id,
-            "training": {**before["training"], name: body[name]},
+            "training": {**before["training"], **lengths},
             "user_provided_suffix": body.get("suffix", before["user_provided_suffix"]),
         }
         return stub.add_job(new_id, "queued", **{**changes, "progress": before["progress"]})

@@ -254,6 +254,18 @@ def describe_newer(survey: CheckpointSurvey) -> str:
     )
 
 
+def list_unusable_newest(survey: CheckpointSurvey) -> list[str]:
+    """List the damaged and incomplete checkpoints of later steps than the newest complete one."""
+    newest = survey.complete[0].path.name if survey.complete else ""
+    names = [*survey.damaged, *survey.incomplete]
+    return sorted(name for name in names if _read_step(name) > _read_step(newest))
+
+
+def _read_step(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else -1
+
+
 def _describe_unreadable(path: Path, exc: DamagedFileError) -> str:
     if isinstance(exc, NewerFormatError):
         return f"{path.name!r} needs a newer version of Tuneserve: {exc.reason}"

@@ -10,16 +10,24 @@ them.
 import errno
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storage import durable
 from system.free_resources import measure_free_disk
-from training.run.folder import RunFolder
+from training.run.folder import RunBusyError, RunFolder
+
+if TYPE_CHECKING:
+    from training.checkpoint.format import Checkpoint
 
 _SUMMARY_NAME = "summary.json"
 _LOCK_TIMEOUT_S = 1.0
 _MANIFEST_PREFIX = "manifest-"
+_FIGURES_NAME = "tensorboard"
+COPY_LOCK = "copy"
+"""The role whose lock a process holds while it copies the state of a run."""
 
 CopyFile = Callable[[Path, Path], None]
 
@@ -32,55 +40,120 @@ def copy_state(source: RunFolder, target: RunFolder, check: Callable[[], None]) 
     """Copy what a run needs to continue `source`; return the step from which it continues.
 
     These are all complete checkpoints, the metrics and evaluations, TensorBoard's figures, and the
-    rows as tokens. The summary of the rows is copied last: the target has all once it has that, and
-    what a killed process has copied before is removed and copied again. `check` is called before
-    each file, and may raise.
+    rows as tokens. The summary of the rows is copied last: the target has all once it has that. If
+    the copy fails, what was copied is removed; what a killed process has copied before is removed
+    and copied again. `check` is called before each file, and may raise.
 
-    Raises `MissingStateError` if the source has no complete checkpoint or no rows, `RunBusyError`
-    if another process copies, and `OSError` if the disk has no room.
+    Raises `MissingStateError` if the source has no rows or no complete checkpoint, or not the
+    one from which the target continues, `RunBusyError` if another process copies, and `OSError` if
+    the disk has no room.
     """
-    from training.checkpoint.format import list_checkpoints, record_complete  # slow to import
-
-    with target.lock("copy", _LOCK_TIMEOUT_S):
-        checkpoints = list_checkpoints(source.checkpoints)
-        if not checkpoints or not source.has_data:
-            missing = "checkpoints" if source.has_data else "rows"
-            raise MissingStateError(
-                f"the {missing} of run {source.path.name!r} are gone, so it cannot be extended; "
-                "start a new run from its model"
-            )
+    with _lock_copy(target, _LOCK_TIMEOUT_S):
+        checkpoints = _find_checkpoints(source, target)
         step = checkpoints[0].step
         if target.has_data:  # copied by a process that was believed to be lost
             return step
-        figures = source.path / "tensorboard"
-        for remains in (target.ray, target.data, target.path / figures.name):
-            shutil.rmtree(remains, ignore_errors=True)
-        folders = [checkpoint.path for checkpoint in checkpoints]
-        copy_checkpoint_file = _choose_copy(source, target, folders)
-
-        def copy_file(before: Path, after: Path, copy: CopyFile = durable.copy_file) -> None:
-            check()
-            copy(before, after)
-
-        def copy_large(before: Path, after: Path) -> None:
-            is_locked = before.name.startswith(_MANIFEST_PREFIX)
-            copy_file(before, after, durable.copy_file if is_locked else copy_checkpoint_file)
-
-        for folder in folders:
-            _copy_folder(folder, target.checkpoints / folder.name, copy_large)
-        record_complete(target.checkpoints, step)
-        if figures.is_dir():
-            _copy_folder(figures, target.path / figures.name, copy_file)
-        for before, after in (
-            (source.metrics.path, target.metrics.path),
-            (source.evaluations.path, target.evaluations.path),
-        ):
-            if before.is_file():
-                copy_file(before, after)
-        _copy_folder(source.data, target.data, copy_large, without=_SUMMARY_NAME)
-        durable.fsync_directory(target.path)
-        durable.write_json(target.data / _SUMMARY_NAME, source.read_data_summary())
+        _remove_copied(target)
+        try:
+            _copy_all(source, target, checkpoints, check)
+        except BaseException:
+            if not target.has_data:
+                _remove_copied(target)
+            raise
         return step
+
+
+def discard_copy(target: RunFolder) -> None:
+    """Remove what was copied for a run that has ended without all of it.
+
+    A process that is still copying removes it itself.
+    """
+    if not any(path.exists() for path in _list_copied(target)):
+        return
+    with suppress(RunBusyError), _lock_copy(target, 0.0):
+        if not target.has_data:
+            _remove_copied(target)
+
+
+@contextmanager
+def _lock_copy(target: RunFolder, timeout_s: float) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(target.lock(COPY_LOCK, timeout_s))
+        except RunBusyError as exc:
+            raise RunBusyError(
+                f"another process copies checkpoints to run {target.path.name!r}; wait for its end"
+            ) from exc
+        yield
+
+
+def _find_checkpoints(source: RunFolder, target: RunFolder) -> "list[Checkpoint]":
+    """Return the checkpoints to copy, newest first; raises `MissingStateError`."""
+    from training.checkpoint.format import describe_newer, survey_checkpoints  # slow to import
+
+    found = survey_checkpoints(source.checkpoints)
+    if found.newer:
+        raise MissingStateError(f"checkpoint {describe_newer(found)}")
+    advice = "so it cannot be extended; start a new run from its model"
+    if not found.complete or not source.has_data:
+        missing = "checkpoints" if source.has_data else "rows"
+        raise MissingStateError(f"the {missing} of run {source.path.name!r} are gone, {advice}")
+    ends = target.read_record().extends
+    if ends and ends[-1].step != found.complete[0].step:
+        raise MissingStateError(
+            f"the newest complete checkpoint of run {source.path.name!r} is that of step "
+            f"{found.complete[0].step}, expected that of step {ends[-1].step}, {advice}"
+        )
+    return found.complete
+
+
+def _list_copied(target: RunFolder) -> list[Path]:
+    return [target.ray, target.data, target.path / _FIGURES_NAME]
+
+
+def _remove_copied(target: RunFolder) -> None:
+    for copied in _list_copied(target):
+        shutil.rmtree(copied, ignore_errors=True)
+
+
+def _copy_all(
+    source: RunFolder,
+    target: RunFolder,
+    checkpoints: "Sequence[Checkpoint]",
+    check: Callable[[], None],
+) -> None:
+    from training.checkpoint.format import record_complete  # slow to import
+
+    folders = [checkpoint.path for checkpoint in checkpoints]
+    copy_checkpoint_file = _choose_copy(source, target, folders)
+
+    def copy_file(before: Path, after: Path, copy: CopyFile = durable.copy_file) -> None:
+        check()
+        copy(before, after)
+
+    def copy_large(before: Path, after: Path) -> None:
+        is_locked = before.name.startswith(_MANIFEST_PREFIX)
+        copy_file(before, after, durable.copy_file if is_locked else copy_checkpoint_file)
+
+    for folder in folders:
+        copied = target.checkpoints / folder.name
+        _copy_folder(folder, copied, copy_large)
+        times = folder.stat()  # a checkpoint was created when its folder last changed
+        os.utime(copied, ns=(times.st_atime_ns, times.st_mtime_ns))
+    record_complete(target.checkpoints, checkpoints[0].step)
+    durable.fsync_directory(target.ray)
+    figures = source.path / _FIGURES_NAME
+    if figures.is_dir():
+        _copy_folder(figures, target.path / _FIGURES_NAME, copy_file)
+    for before, after in (
+        (source.metrics.path, target.metrics.path),
+        (source.evaluations.path, target.evaluations.path),
+    ):
+        if before.is_file():
+            copy_file(before, after)
+    _copy_folder(source.data, target.data, copy_large, without=_SUMMARY_NAME)
+    durable.fsync_directory(target.path)
+    durable.write_json(target.data / _SUMMARY_NAME, source.read_data_summary())
 
 
 def _choose_copy(source: RunFolder, target: RunFolder, checkpoints: Sequence[Path]) -> CopyFile:

@@ -22,7 +22,7 @@ class ExtensionRequest(RequestPart):
         None, description="Passes over the rows in all, those of the extended job included."
     )
     max_steps: _Count | None = Field(
-        None, description="Optimizer steps in all; only for a job that ended at its max_steps."
+        None, description="Optimizer steps in all; only for a job that has max_steps."
     )
     suffix: str | None = Field(
         None,

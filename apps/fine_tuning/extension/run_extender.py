@@ -3,8 +3,10 @@
 import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from apps.errors import ApiError, refuse_full_disk
+from apps.errors import ApiError, invalid_input, refuse_full_disk
+from apps.fine_tuning.extension.extension_length import check_steps
 from apps.fine_tuning.extension.extension_request import (
     ExtensionRequest,
     extend_request,
@@ -19,8 +21,13 @@ from serving.store.stored_model import StoredModel
 from storage.layout import StorageLayout, new_id
 from storage.scratch import build_in_scratch
 from system.free_resources import measure_size
+from system.library_imports import import_transformers
 from training.run.folder import RunFolder
 from training.run.run_record import Extension, RunRecord
+from training.spec import SettingError, TrainingSpec
+
+if TYPE_CHECKING:
+    from training.checkpoint.format import CheckpointSurvey
 
 _ADVICE = {
     "failed": "resume it instead",
@@ -52,20 +59,24 @@ class RunExtender:
         """Create the run that continues a succeeded one; return it.
 
         Raises `ApiError` 404 for an unknown run, 400 if it would not become longer, 409 if it has
-        not succeeded or what it needs is gone, and what `JobCreator.create` raises.
+        not succeeded or what it needs is gone or has changed, and what `JobCreator.create` raises.
         """
         source = find_run(self._layout, run_id)
         with expect_run(run_id), refuse_full_disk():
             before = _read_succeeded(source)
             spec = extend_settings(source, request)
-            step, size_bytes = _measure_state(source)
+            found = _survey_state(source)
+            start = found.complete[0]
+            check_steps(source, spec, request, start)
+            size_bytes = sum(measure_size(checkpoint.path) for checkpoint in found.complete)
             model = self._find_model(before)
             with model.lock_shared():  # until a record states that it is needed
+                _check_revision(before, spec)
                 self._creator.check_counts()
                 self._creator.check_spec(spec, model, nodes, size_bytes)
                 end = Extension(
                     epochs=source.read_spec().epochs,
-                    step=step,
+                    step=start.step,
                     model_id=before.model_id,
                     ended_at=before.finished_at or int(time.time()),
                 )
@@ -84,10 +95,11 @@ class RunExtender:
                 with build_in_scratch(self._layout.runs, BUILDING_PREFIX) as building:
                     run = RunFolder(building)
                     run.events.add(f"Extends job {before.id}: copying its checkpoints")
+                    _warn_of_unusable(run, found, start.step)
                     run.create(spec, record)
                     with self._lock:
                         _read_succeeded(source)  # unless it was deleted meanwhile
-                        return self._creator.add(building, record.id)
+                        return self._creator.add(building, record.id, size_bytes)
 
     def _find_model(self, record: RunRecord) -> StoredModel:
         """Return the model that a run started from; raises `ApiError` 409 if it was deleted."""
@@ -130,22 +142,56 @@ def _read_succeeded(run: RunFolder) -> RunRecord:
     return record
 
 
-def _measure_state(run: RunFolder) -> tuple[int, int]:
-    """Return the last step of the checkpoints of a run, and their size in bytes.
+def _check_revision(record: RunRecord, spec: TrainingSpec) -> None:
+    """Raise `ApiError` 409 if the base model is not the one that a run started from."""
+    import_transformers()
+    from training.base_model import find_revision  # slow to import
 
-    Raises `ApiError` 409 if none is left.
-    """
-    from training.checkpoint.format import survey_checkpoints  # slow to import
-
-    found = survey_checkpoints(run.checkpoints)
-    gone = "rows" if not run.has_data else "checkpoints" if not found.complete else None
-    if gone is not None:
-        reason = f": {'; '.join(found.newer)}" if found.newer else ""
+    with invalid_input("model", only=SettingError):
+        found = find_revision(spec.base_model)
+    if record.base_revision is not None and found != record.base_revision:
         raise ApiError(
             409,
-            f"the {gone} of job {run.path.name!r} are gone, so it cannot be extended{reason}; "
+            f"job {record.id!r} started from revision {record.base_revision} of model "
+            f"{record.request.get('model')!r}, which was replaced by revision {found}, and its "
+            "training cannot continue with that; restore the former model, or start a new job "
+            f"from {record.model_id or 'its model'!r}",
+            code="base_model_changed",
+        )
+
+
+def _survey_state(run: RunFolder) -> "CheckpointSurvey":
+    """Return the checkpoints of a run, at least one of them complete.
+
+    Raises `ApiError` 409 if none or no row is left, or if only a newer release can read one.
+    """
+    from training.checkpoint.format import describe_newer, survey_checkpoints  # slow to import
+
+    found = survey_checkpoints(run.checkpoints)
+    if found.newer:
+        raise ApiError(
+            409,
+            f"job {run.path.name!r} cannot be extended: checkpoint {describe_newer(found)}",
+            code="checkpoints_newer",
+        )
+    gone = "rows" if not run.has_data else "checkpoints" if not found.complete else None
+    if gone is not None:
+        raise ApiError(
+            409,
+            f"the {gone} of job {run.path.name!r} are gone, so it cannot be extended; "
             "create a new job from its model",
             code="checkpoints_gone",
         )
-    size_bytes = sum(measure_size(checkpoint.path) for checkpoint in found.complete)
-    return found.complete[0].step, size_bytes
+    return found
+
+
+def _warn_of_unusable(run: RunFolder, found: "CheckpointSurvey", step: int) -> None:
+    """Add an event if checkpoints after the one that a run starts from cannot be used."""
+    from training.checkpoint.format import list_unusable_newest
+
+    if names := list_unusable_newest(found):
+        run.events.add(
+            f"The extended job's {', '.join(names)} cannot be used, because its manifests are "
+            f"damaged or missing: its training continues after step {step} instead",
+            level="warn",
+        )

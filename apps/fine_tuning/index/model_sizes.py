@@ -53,6 +53,11 @@ class ModelSizes:
         with self._lock:
             return self._measure(f"{self._layout.model(model_id)}/{durable.MANIFEST_NAME}")
 
+    def measure_checkpoints(self, run_id: str) -> int:
+        """Return the bytes of all checkpoints of one run; 0 if there is no such run."""
+        with self._lock:
+            return sum(map(self._measure, _list_run_manifests(str(self._layout.run(run_id)))))
+
     def estimate_published(self, spec: TrainingSpec, num_learned: int | None) -> int:
         """Estimate the bytes of the model that a run publishes; 0 if its base model is not stored.
 
@@ -79,12 +84,7 @@ class ModelSizes:
 
     def _list_checkpoint_manifests(self) -> Iterator[str]:
         for run in _list_folders(self._layout.runs):
-            try:
-                checkpoints = list(_list_folders(RunFolder(Path(run)).checkpoints))
-            except (FileNotFoundError, NotADirectoryError):  # it has none yet, or is deleted
-                continue
-            for checkpoint in checkpoints:
-                yield from _list_manifests(checkpoint)
+            yield from _list_run_manifests(run)
 
     def _measure(self, manifest: str) -> int:
         try:
@@ -104,6 +104,16 @@ def _list_folders(parent: Path) -> Iterator[str]:
         for entry in entries:
             if not entry.name.startswith("."):
                 yield entry.path
+
+
+def _list_run_manifests(run: str) -> Iterator[str]:
+    """Yield the manifests of all checkpoints of a run."""
+    try:
+        checkpoints = list(_list_folders(RunFolder(Path(run)).checkpoints))
+    except (FileNotFoundError, NotADirectoryError):  # it has none yet, or is deleted
+        return
+    for checkpoint in checkpoints:
+        yield from _list_manifests(checkpoint)
 
 
 def _list_manifests(checkpoint: str) -> Iterator[str]:

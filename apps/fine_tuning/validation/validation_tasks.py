@@ -21,6 +21,7 @@ from apps.fine_tuning.validation.row_validation import (
 from apps.fine_tuning.validation.validation_attempts import MAX_ATTEMPTS, AttemptCounter
 from storage.layout import StorageLayout
 from system.fault_log import FaultLog
+from training.run.continuation import COPY_LOCK
 from training.run.folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class ValidationScheduler:
         if (refusal := read_refusal(run)) is not None:
             self._end(task)
             return refusal
+        if copied and run.is_locked(COPY_LOCK):  # a task of an earlier queue; costs no attempt
+            return f"{copied} are still being copied, by a task that was started before"
         if not self._attempts.is_due(task):
             if copied:
                 return f"{copied} will be copied again, because their copy was interrupted"

@@ -122,7 +122,7 @@ class HubTransfer(_Answer):
     revision: str | None
     commit: str | None = Field(description="The commit of the hub that is installed.")
     created: int = Field(description="Unix seconds.")
-    step: Literal["listing", "downloading", "checking", "uploading"]
+    step: Literal["listing", "downloading", "checking", "installing", "uploading"]
     bytes: int = Field(description="Bytes received, or sent in whole files.")
     total_bytes: int | None
     status: Literal["running", "succeeded", "failed", "cancelled"]

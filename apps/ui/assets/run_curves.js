@@ -14,20 +14,36 @@ window.tuneserveCurves = (() => {
   const STORED = "tuneserve-curves";
   const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
 
-  // Fit a line to the points up to each one, with weights that decay exponentially, and take its value
-  // there. Unlike a moving average it does not lag behind a loss that falls; it needs no correction at
-  // the beginning. The distance of a usual step decays by `weight`.
+  // Fit a line to the points around each one, with weights that decay exponentially on both sides, and
+  // take its value there, within the range of the nearest points. Unlike a moving average it does not
+  // lag behind a loss that falls; unlike a line through earlier points alone, which a loss that falls
+  // ever more slowly pulls down, it stays among the points.
   function smooth(xs, ys, weight) {
     if (!weight || xs.length < 3) return ys.slice();
     const unit = (xs[xs.length - 1] - xs[0]) / (xs.length - 1) || 1;
+    const before = sumUp(xs, ys, weight, unit);
+    const after = sumUp(xs.toReversed(), ys.toReversed(), weight, unit).toReversed();
+    const reach = Math.ceil(1 / (1 - weight));
+    return ys.map((y, index) => {
+      const [past, next] = [before[index], after[index]];
+      const [s0, s1, s2] = [past.s0 + next.s0 - 1, next.s1 - past.s1, past.s2 + next.s2];
+      const [t0, t1] = [past.t0 + next.t0 - y, next.t1 - past.t1];
+      const spread = s0 * s2 - s1 * s1;
+      const value = spread < 1e-9 * s0 * s0 ? t0 / s0 : (s2 * t0 - s1 * t1) / spread;
+      const near = ys.slice(Math.max(0, index - reach), index + reach + 1);
+      return Math.min(Math.max(value, Math.min(...near)), Math.max(...near));
+    });
+  }
+
+  // Sums over the points up to each one, weighted by their distance d: 1, d, d², y and d y.
+  function sumUp(xs, ys, weight, unit) {
     let [s0, s1, s2, t0, t1] = [0, 0, 0, 0, 0];
     return ys.map((y, index) => {
-      const dx = index ? (xs[index] - xs[index - 1]) / unit : 0;
-      const decay = weight ** dx;
-      [s2, t1] = [decay * (s2 + 2 * dx * s1 + dx * dx * s0), decay * (t1 + dx * t0)];
-      [s1, s0, t0] = [decay * (s1 + dx * s0), decay * s0 + 1, decay * t0 + y];
-      const spread = s0 * s2 - s1 * s1;
-      return spread < 1e-9 * s0 * s0 ? t0 / s0 : (s2 * t0 - s1 * t1) / spread;
+      const d = index ? Math.abs(xs[index] - xs[index - 1]) / unit : 0;
+      const decay = weight ** (2 * d); // the two sides together count as many points as one would
+      [s2, t1] = [decay * (s2 + 2 * d * s1 + d * d * s0), decay * (t1 + d * t0)];
+      [s1, s0, t0] = [decay * (s1 + d * s0), decay * s0 + 1, decay * t0 + y];
+      return { s0, s1, s2, t0, t1 };
     });
   }
 

@@ -220,7 +220,10 @@ window.tuneserveRuns = (() => {
       this.find("#publish-dialog form").addEventListener("submit", () => this.publish());
       this.find("#extend-dialog form").addEventListener("submit", (event) => this.extend(event));
       this.find("#delete-dialog form").addEventListener("submit", () => this.change({ action: "delete" }));
-      addEventListener("popstate", () => this.readAddress());
+      addEventListener("popstate", () => {
+        this.find("#extend-dialog").close(); // it is about the run that was shown
+        this.readAddress();
+      });
     }
 
     click(event) {
@@ -262,22 +265,30 @@ window.tuneserveRuns = (() => {
       this.change({ action: "publish", checkpoint: this.checkpoint, name });
     }
 
-    // Proposes half as much again; only the field of the setting that limits the run is shown.
-    chooseExtension({ limit, before }) {
+    // Proposes half as much again; the number of steps is shown only if the run has a limit of them.
+    chooseExtension({ limit, epochs, steps }) {
       const dialog = this.find("#extend-dialog");
-      for (const label of dialog.querySelectorAll("[data-limit]")) {
-        label.hidden = label.dataset.limit !== limit;
-        label.querySelector("input").disabled = label.hidden; // a hidden field is not validated
+      const before = { epochs: Number(epochs), max_steps: steps && Number(steps) };
+      for (const label of dialog.querySelectorAll("[data-length]")) {
+        const [name, field] = [label.dataset.length, label.querySelector("input")];
+        label.hidden = !before[name];
+        field.disabled = label.hidden; // a hidden field is not validated
+        field.min = before[name] + (name === limit ? 1 : 0);
+        field.value = before[name] ? Math.min(before[name] + Math.ceil(before[name] / 2), field.max) : "";
       }
-      this.length = dialog.querySelector(`[data-limit=${limit}] input`);
-      this.length.min = Number(before) + 1;
-      this.length.value = Number(before) + Math.ceil(Number(before) / 2);
-      this.limit = limit;
-      this.find("#extend-hint").textContent = `More than the ${before} of this run.`;
+      this.length = this.findLength(limit);
+      this.extended = this.run;
+      this.find("#extend-hint").textContent = `More than the ${before[limit]} of this run.`;
+      this.find("#extend-both").hidden = !steps;
       this.find("#extend-name").value = "";
+      this.find("#extend-confirm").disabled = false;
       this.showExtensionError("");
       dialog.showModal();
       this.length.select();
+    }
+
+    findLength(name) {
+      return this.find(`#extend-dialog [data-length=${name}] input`);
     }
 
     // The dialog stays open until the API has accepted the length.
@@ -285,26 +296,34 @@ window.tuneserveRuns = (() => {
       event.preventDefault();
       this.showExtensionError("");
       this.find("#extend-confirm").disabled = true;
-      const name = this.find("#extend-name").value.trim();
-      this.change({ action: "extend", limit: this.limit, length: this.length.valueAsNumber, name });
+      const [epochs, steps] = [this.findLength("epochs"), this.findLength("max_steps")];
+      this.change({
+        action: "extend", run: this.extended, name: this.find("#extend-name").value.trim(),
+        epochs: epochs.valueAsNumber, max_steps: steps.disabled ? null : steps.valueAsNumber,
+      });
     }
 
-    endExtension({ is_done, run, error, is_of_api }) {
+    endExtension({ is_done, run, error, is_of_api, param }) {
       this.find("#extend-confirm").disabled = false;
       if (!is_done) {
-        this.showExtensionError(error, is_of_api);
+        this.showExtensionError(error, is_of_api, param);
         return;
       }
       this.find("#extend-dialog").close();
-      this.go("run", { run });
+      if (this.view === "run" && this.run === this.extended) this.go("run", { run }); // else the visitor has left
     }
 
-    showExtensionError(text, isOfApi = false) {
+    // Marks the field that a refusal is about, if it is about one.
+    showExtensionError(text, isOfApi = false, param = null) {
       const place = this.find("#extend-error");
       place.translate = !isOfApi; // the API's texts are English
       place.textContent = text;
-      this.length?.toggleAttribute("aria-invalid", Boolean(text));
-      if (text) this.length.focus();
+      const fields = {
+        epochs: this.findLength("epochs"), max_steps: this.findLength("max_steps"), suffix: this.find("#extend-name"),
+      };
+      for (const [name, field] of Object.entries(fields)) field.toggleAttribute("aria-invalid", name === param);
+      const focused = fields[param] && !fields[param].disabled ? fields[param] : this.find("#extend-confirm");
+      if (text) focused.focus();
     }
 
     change(asked) {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from apps.ui.chat.model_menu import ModelMenu
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Opened(NamedTuple):

@@ -20,6 +20,7 @@ STEPS = {
     "listing": "Asking the hub",
     "downloading": "Downloading",
     "checking": "Checking all files",
+    "installing": "Installing",
     "uploading": "Uploading",
 }
 _SETTINGS = {INSTALL: "hub.install", PUSH: "hub.push"}
@@ -100,7 +101,7 @@ def render_push_form(forms: HubForms, model: Model) -> str:
         f'<form class="ts-hub-form" data-action="{PUSH}" data-model="{escape(model.id)}">'
         + _render_field(forms, PUSH, "repository", "Repository", "owner/name", is_needed=True)
         + '<label class="ts-check"><input type="checkbox" name="public" id="push-public"'
-        f"{' checked' if is_public else ''}>Public, if it is created</label>"
+        f"{' checked' if is_public else ''}>Public repository</label>"
         '<button class="ts-small ts-primary">Push</button></form>'
         '<p class="ts-muted">The server uploads all files of the model with its own token. '
         f"{_render_patterns(patterns)}</p>",

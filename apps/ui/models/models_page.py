@@ -122,7 +122,7 @@ async def read_view(client: ApiClient, shown: ShownModel) -> ModelsView:
 
 
 async def _read_permitted(client: ApiClient) -> HubPermissions:
-    """Return what may be installed and pushed; nothing if the API is of an earlier release."""
+    """Return what may be installed and pushed; nothing if the key may not know it."""
     try:
         return await client.hub.get_permissions()
     except RequestRefusedError:
@@ -130,7 +130,7 @@ async def _read_permitted(client: ApiClient) -> HubPermissions:
 
 
 async def list_transfers(client: ApiClient) -> list[HubTransfer]:
-    """Return the last installations and pushes; none if the API is of an earlier release."""
+    """Return the last installations and pushes; none if the key may not see them."""
     try:
         return await client.hub.list_transfers()
     except RequestRefusedError:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware.body_limit import BodyLimit
@@ -205,7 +205,8 @@ def _refuse(status: int, message: str) -> ASGIApp:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await PlainTextResponse(message, status)(scope, receive, send)
+            # Gradio's script shows `detail`.
+            await JSONResponse({"detail": message}, status)(scope, receive, send)
 
     return refuse
 

@@ -155,16 +155,20 @@ def render_buttons(
 
 
 def _render_extend_button(job: Job) -> str:
-    """Render the button that asks for the new length, with the setting that limits the run."""
+    """Render the button that asks for the new length, with the settings that limit the run."""
     max_steps, epochs = job.training.get("max_steps"), job.training.get("epochs")
     is_at_limit = job.progress is not None and job.progress.step == max_steps
     before = max_steps if is_at_limit else epochs
     if not isinstance(before, int):  # the settings cannot be read
         return ""
     limit = "max_steps" if is_at_limit else "epochs"
-    return _render_button(
-        "extend", "Extend", "Extending…", more=f' data-limit="{limit}" data-before="{before}"'
+    settings = "".join(
+        f' data-{name}="{value}"'
+        for name, value in (("epochs", epochs), ("steps", max_steps))
+        if isinstance(value, int)
     )
+    more = f' data-limit="{limit}"{settings}'
+    return _render_button("extend", "Extend", "Extending…", more=more)
 
 
 def _render_button(

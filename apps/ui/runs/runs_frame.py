@@ -98,14 +98,15 @@ _DIALOGS = r"""
 <dialog id="extend-dialog" aria-labelledby="extend-title"><form>
   <h3 id="extend-title">Extend the training</h3>
   <p>A new run continues from the last checkpoint of this one, which stays as it is.</p>
-  <label data-limit="epochs">Epochs in all <input type="number" step="1" required
+  <label data-length="epochs">Epochs in all <input type="number" step="1" max="1000" required
     aria-describedby="extend-hint extend-error"></label>
-  <label data-limit="max_steps" hidden>Steps in all <input type="number" step="1" required
-    aria-describedby="extend-hint extend-error"></label>
+  <label data-length="max_steps" hidden>Steps in all <input type="number" step="1" max="2147483647"
+    required aria-describedby="extend-hint extend-error"></label>
   <p id="extend-hint" class="ts-muted"></p>
+  <p id="extend-both" class="ts-muted" hidden>The training ends with the first of the two.</p>
   <p id="extend-error" class="ts-field-error" role="alert"></p>
   <label>Name of the run <input id="extend-name" maxlength="64" pattern="[A-Za-z0-9][A-Za-z0-9_\-]*"
-    placeholder="As before"></label>
+    placeholder="As before" aria-describedby="extend-error"></label>
   <div class="ts-actions"><button type="button" class="ts-action" data-close>Back</button>
     <button type="submit" class="ts-action ts-primary" id="extend-confirm">Extend</button></div>
 </form></dialog>

@@ -27,6 +27,7 @@ from apps.ui.runs.sparklines import Sparklines
 from apps.ui.runs.view_request import (
     ActionRequest,
     ViewRequest,
+    is_extension,
     read_action_request,
     read_view_request,
 )
@@ -36,6 +37,7 @@ from apps.ui.tab_state import Content, TabMessage, TabState, write_message
 LIST_INTERVALS_S = (3.0, 10.0)
 RUN_INTERVALS_S = (2.0, 10.0)
 """Seconds between refreshes while a shown run is active, and otherwise."""
+_INVALID_LENGTH = "The length is not a whole number that can be read; please change it."
 SCRIPTS = ("uplot", "run_curves", "tab", "runs")
 
 
@@ -64,6 +66,8 @@ class _Page:
     async def change_run(self, state: TabState, event: gr.EventData) -> tuple[Any, TabState]:
         """Change a run, and return a message that ends the wait for it."""
         asked = read_action_request(event._data)
+        if asked is None and is_extension(event._data):  # its dialog waits for an end
+            return await self._refuse_extension(read_view_request(event._data), state)
         if asked is None:
             return gr.skip(), state
         if asked.action == "extend":
@@ -82,18 +86,28 @@ class _Page:
         return await self._update(shown, state, {"end": end})
 
     async def _extend(self, asked: ActionRequest, state: TabState) -> tuple[TabMessage, TabState]:
-        """Extend a run, and show the new one; a refusal is shown where its length was entered."""
+        """Extend a run, and show the new one; a refusal is shown in the dialog."""
         end: dict[str, object] = {"action": asked.action}
-        extension: JobExtension = {"epochs": None, "max_steps": None, "suffix": asked.name or None}
-        extension[asked.limit] = asked.length
+        extension: JobExtension = {
+            "epochs": asked.epochs,
+            "max_steps": asked.max_steps,
+            "suffix": asked.name or None,
+        }
         try:
             job = await self._client.jobs.extend(asked.run, extension)
         except ApiClientError as exc:
             is_refusal = isinstance(exc, RequestRefusedError)
             end |= {"is_done": False, "error": describe_error(exc), "is_of_api": is_refusal}
+            end["param"] = exc.param if isinstance(exc, RequestRefusedError) else None
             return await self._update(asked, state, {"end": end})
         end |= {"is_done": True, "run": job.id}
         shown = ViewRequest(view="run", run=job.id, applied=asked.applied)
+        return await self._update(shown, state, {"end": end})
+
+    async def _refuse_extension(
+        self, shown: ViewRequest, state: TabState
+    ) -> tuple[TabMessage, TabState]:
+        end = {"action": "extend", "is_done": False, "error": _INVALID_LENGTH, "param": None}
         return await self._update(shown, state, {"end": end})
 
     async def _update(

@@ -44,10 +44,8 @@ class ActionRequest(ViewRequest):
 
     action: ActionName
     checkpoint: Text = ""
-    limit: Literal["epochs", "max_steps"] = Field(
-        "epochs", description="The setting that makes the training longer."
-    )
-    length: int | None = Field(None, description="Its value for an extension of the run.")
+    epochs: int | None = Field(None, description="Epochs in all of an extension of the run.")
+    max_steps: int | None = Field(None, description="Its steps in all; None without a limit.")
     name: Text = Field("", description="Id of the model to publish; empty: the default one.")
 
 
@@ -57,6 +55,11 @@ def read_view_request(data: object) -> ViewRequest:
         return ViewRequest.model_validate(data)
     except ValidationError:
         return ViewRequest()
+
+
+def is_extension(data: object) -> bool:
+    """Return whether a request, which may be invalid, is for an extension."""
+    return isinstance(data, dict) and data.get("action") == "extend"
 
 
 def read_action_request(data: object) -> ActionRequest | None:

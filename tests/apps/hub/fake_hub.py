@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +46,10 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _HubRequest)
         self.repositories: dict[str, FakeRepository] = {}
         self.redirects: dict[str, str] = {}  # new ids by former ones
+        self.moved_writes: dict[str, str] = {}  # as redirects, but only of POST requests
+        self.is_public = False  # of the repository that tests push to
+        self.is_silent = threading.Event()  # whether it does not answer
+        self.refusal = "You don't have the rights"
         self.tokens: set[str | None] = set()
         self.requested: list[str] = []
         self.created: list[dict[str, Any]] = []
@@ -105,7 +110,9 @@ class _HubRequest(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("content-length", 0)))
 
     def note(self) -> str:
-        """Record a request, and return its path without the query."""
+        """Record a request, and return its path without the query; wait while the hub is silent."""
+        while self.server.is_silent.is_set():
+            time.sleep(0.05)
         path = unquote(self.path.partition("?")[0])
         self.server.tokens.add(self.headers.get("authorization"))
         self.server.requested.append(f"{self.command} {path}")
@@ -130,7 +137,14 @@ class _HubRequest(BaseHTTPRequestHandler):
             place = self.path.replace(hub_id, self.server.redirects[hub_id])
             self.answer({}, 307, location=f"{self.server.url}{place}")
         elif repository is None and hub_id == "me/tuned":  # that tests push to
-            self.answer({"id": hub_id, "sha": "0" * 40, "siblings": []})
+            self.answer(
+                {
+                    "id": hub_id,
+                    "sha": "0" * 40,
+                    "private": not self.server.is_public,
+                    "siblings": [{"rfilename": name} for name in self.server.files],
+                }
+            )
         elif repository is None:
             self.answer({"error": "Repository not found"}, 401, x_error_code="RepoNotFound")
         elif repository.is_gated:
@@ -194,8 +208,13 @@ class _HubRequest(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         path = self.note()
         content = self.read()
+        moved = {**self.server.redirects, **self.server.moved_writes}
+        former = next((one for one in moved if one in path), None)
         if self.server.refuses_writes:
-            self.answer({"error": "You don't have the rights"}, 403)
+            self.answer({"error": self.server.refusal}, 403)
+        elif former is not None:
+            place = path.replace(former, moved[former])
+            self.answer({}, 307, location=f"{self.server.url}{place}")
         elif path == "/api/validate-yaml":
             self.server.cards.append(json.loads(content)["content"])
             self.answer({"errors": [], "warnings": []})
@@ -238,6 +257,8 @@ class _HubRequest(BaseHTTPRequestHandler):
                 self.server.files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 self.server.files[value["path"]] = self.server.blobs[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del self.server.files[value["path"]]
 
 
 def _is_large(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tarfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +18,16 @@ from apps.access.roles import Role
 from apps.fine_tuning.index.run_lookup import check_new_model
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
-from apps.hub import transfers
+from apps.hub import transfer_notes, transfers
 from apps.hub.settings import HubSettings
+from apps.hub.transfer_notes import TransferNote, begin_transfer, write_transfer
 from apps.settings import UsageLimits
 from serving.errors import ModelInUseError
+from serving.store import model_store
+from serving.store.model_names import ModelNames
+from serving.store.stored_model import StoredModel
+from storage.layout import StorageLayout
+from storage.versioned_json import NewerFormatError
 from tests.apps.conftest import AppClient
 from tests.apps.hub.conftest import TOKEN, hub, use_hub
 from tests.apps.hub.fake_hub import COMMIT, FakeHub
@@ -74,11 +81,13 @@ async def wait_for_end(client: httpx.AsyncClient, answer: httpx.Response) -> dic
             await anyio.sleep(0.05)
 
 
-async def wait_for_bytes(client: httpx.AsyncClient, transfer_id: str) -> dict[str, Any]:
+async def wait_for_bytes(
+    client: httpx.AsyncClient, transfer_id: str, num_bytes: float = 1
+) -> dict[str, Any]:
     with anyio.fail_after(30):
         while True:
             found: dict[str, Any] = (await client.get(f"{TRANSFERS}/{transfer_id}")).json()
-            if found["bytes"] or found["status"] != "running":
+            if found["bytes"] >= num_bytes or found["status"] != "running":
                 return found
             await anyio.sleep(0.05)
 
@@ -224,8 +233,12 @@ async def test_only_administrators_install_push_and_cancel(
             403,
             "insufficient_permission",
         )
-    assert (await client.get("/v1/hub", headers=headers)).json()["install"][0] == "org/*"
-    assert (await client.get(TRANSFERS, headers=headers)).status_code == 200
+    for path in ("/v1/hub", TRANSFERS, f"{TRANSFERS}/transfer-{'0' * 24}"):
+        shown = await client.get(path, headers=headers)
+        assert (shown.status_code, shown.json()["error"]["code"]) == (
+            403,
+            "insufficient_permission",
+        )
 
 
 def _hold_only_pickles(hub: FakeHub, tiny_model: Path) -> None:
@@ -482,6 +495,142 @@ async def test_transfer_of_a_killed_server_is_reported_as_failed(
     assert (await client.get(TRANSFERS)).json()["data"] == []
 
 
+async def test_notes_of_running_transfers_are_kept(
+    services: Services,
+    client: AppClient,
+    hub: FakeHub,
+    tiny_model: Path,
+    release: threading.Event,
+) -> None:
+    hub.add("org/x", tiny_model, hold=release)
+    answer = await install(client, "org/x")
+    await wait_for_bytes(client, answer.json()["id"])
+    for number in range(101):
+        later = begin_transfer("push", "tiny", "me/x")
+        changes = {"id": f"transfer-9{number:023}", "status": "failed"}
+        write_transfer(services.layout, later.model_copy(update=changes))
+    assert (await client.get(f"{TRANSFERS}/{answer.json()['id']}")).status_code == 200
+    assert (await client.get(f"{TRANSFERS}/transfer-9{0:023}")).status_code == 404
+    assert (await install(client, "org/x")).status_code == 409
+    release.set()
+    assert (await wait_for_end(client, answer))["status"] == "succeeded"
+
+
+async def test_downloads_in_progress_count_as_stored(
+    services: Services, hub: FakeHub, tiny_model: Path, release: threading.Event, tmp_path: Path
+) -> None:
+    for name in ("org/a", "org/b"):
+        hub.add(name, tiny_model, hold=release)
+    size = sum(path.stat().st_size for path in tiny_model.rglob("*") if path.is_file())
+    limits = UsageLimits(max_model_store_bytes=services.model_sizes.measure() + int(1.95 * size))
+    async with serve(replace(services, limits=limits)) as client:
+        first = await install(client, "org/a")
+        found = await wait_for_bytes(client, first.json()["id"], 0.1 * size)
+        assert found["status"] == "running"
+        second = await wait_for_end(client, await install(client, "org/b"))
+        assert get_error(second)[:2] == (507, "model_store_full")
+        with tarfile.open(tmp_path / "model.tar", "w") as archive:
+            archive.add(tiny_model, "model")
+        content = (tmp_path / "model.tar").read_bytes()
+        sent = await client.put("/v1/models/sent", content=content)
+        assert (sent.status_code, sent.json()["error"]["code"]) == (507, "model_store_full")
+        release.set()
+        assert (await wait_for_end(client, first))["status"] == "succeeded"
+
+
+async def test_model_that_is_cancelled_while_it_is_checked_is_not_installed(
+    services: Services,
+    client: AppClient,
+    hub: FakeHub,
+    tiny_model: Path,
+    release: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = threading.Event()
+
+    def wait(*_: object, **__: object) -> None:
+        begun.set()
+        assert release.wait(60)
+
+    hub.add("org/x", tiny_model)
+    with monkeypatch.context() as patch:
+        patch.setattr(model_store, "check_import", wait)
+        answer = await install(client, "org/x")
+        assert await anyio.to_thread.run_sync(begun.wait, 60)
+        path = f"{TRANSFERS}/{answer.json()['id']}/cancel"
+        assert (await client.post(path)).status_code == 200
+        release.set()
+        assert (await wait_for_end(client, answer))["status"] == "cancelled"
+    assert services.models.find("x") is None
+
+
+async def test_model_that_is_being_moved_in_cannot_be_cancelled(
+    services: Services,
+    client: AppClient,
+    hub: FakeHub,
+    tiny_model: Path,
+    release: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, move_in = threading.Event(), ModelNames.move_in
+
+    def wait(*arguments: Any) -> None:
+        begun.set()
+        assert release.wait(60)
+        move_in(*arguments)
+
+    monkeypatch.setattr(ModelNames, "move_in", wait)
+    hub.add("org/x", tiny_model)
+    answer = await install(client, "org/x")
+    assert await anyio.to_thread.run_sync(begun.wait, 60)
+    refused = await client.post(f"{TRANSFERS}/{answer.json()['id']}/cancel")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "transfer_ended")
+    assert refused.json()["error"]["message"].endswith("complete, and 'x' is being installed")
+    release.set()
+    ended = await wait_for_end(client, answer)
+    assert (ended["status"], ended["step"]) == ("succeeded", "installing")
+    services.models.get("x").verify()
+
+
+async def test_end_is_written_after_the_download_that_filled_the_disk_is_removed(
+    services: Services,
+    client: AppClient,
+    hub: FakeHub,
+    tiny_model: Path,
+    release: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fill(layout: StorageLayout, note: TransferNote) -> None:
+        if list(layout.models.glob(".hub*/content/x/*")):
+            raise OSError(28, "No space left on device")
+        write_transfer(layout, note)
+
+    hub.add("org/x", tiny_model, hold=release)
+    answer = await install(client, "org/x")
+    await wait_for_bytes(client, answer.json()["id"])
+    monkeypatch.setattr(transfers, "write_transfer", fill)
+    monkeypatch.setattr(transfer_notes, "write_transfer", fill)
+    release.set()
+    assert get_error(await wait_for_end(client, answer))[:2] == (507, "disk_full")
+
+
+async def test_end_that_cannot_be_written_is_logged(
+    services: Services,
+    client: AppClient,
+    hub: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(transfers, "end_transfer", fail)
+    answer = await install(client, "org/x")
+    assert get_error(await wait_for_end(client, answer))[1] == "transfer_lost"
+    assert f"the end of transfer {answer.json()['id']} could not be written" in caplog.text
+    await wait_for_removal(services)
+
+
 async def push(client: httpx.AsyncClient, repository: str, **more: Any) -> httpx.Response:
     return await client.post("/v1/models/latest/push", json={"repository": repository, **more})
 
@@ -548,8 +697,91 @@ async def test_refused_push_names_the_token_without_its_value(
     ended = await wait_for_end(client, await push(client, "me/tuned"))
     assert get_error(ended) == (
         *(403, "hub_refused"),
-        "the hub does not let the server's token (HF_TOKEN) write to 'me/tuned'",
+        "the hub does not let the server's token (HF_TOKEN) write to 'me/tuned': You don't have "
+        "the rights",
     )
+    hub.refusal = f"{TOKEN} has no room: {'x' * 500}"
+    message = get_error(await wait_for_end(client, await push(client, "me/tuned")))[2]
+    assert message.endswith("write to 'me/tuned': <hidden> has no room: " + "x" * 278)
+
+
+async def test_push_to_a_renamed_repository_needs_a_permitted_name(
+    client: AppClient, hub: FakeHub, tiny_model: Path
+) -> None:
+    hub.redirects["me/old"] = "stranger/x"
+    hub.add("stranger/x", tiny_model)
+    ended = await wait_for_end(client, await push(client, "me/old", private=False))
+    status, code, message = get_error(ended)
+    assert (status, code) == (403, "hub_not_permitted")
+    assert "does not permit 'stranger/x': its operator permits 'me/*'" in message
+    assert (hub.files, hub.blobs) == ({}, {})
+
+    hub.redirects["me/old"] = "me/tuned"
+    ended = await wait_for_end(client, await push(client, "me/old", private=False))
+    assert ended["status"] == "succeeded", ended
+    assert not [one for one in hub.requested if one.startswith("POST") and "me/old" in one]
+    assert hub.files
+
+
+async def test_redirected_uploads_are_refused(client: AppClient, hub: FakeHub) -> None:
+    hub.moved_writes["me/tuned"] = "stranger/x"
+    ended = await wait_for_end(client, await push(client, "me/tuned"))
+    assert get_error(ended) == (
+        *(409, "repository_moved"),
+        "the hub redirects uploads to 'me/tuned'; push to its present id",
+    )
+    assert not [one for one in hub.requested if "stranger" in one]
+    assert (hub.files, hub.blobs) == ({}, {})
+
+
+async def test_private_push_to_a_public_repository_is_refused(
+    client: AppClient, hub: FakeHub
+) -> None:
+    hub.is_public = True
+    status, code, message = get_error(await wait_for_end(client, await push(client, "me/tuned")))
+    assert (status, code) == (409, "repository_public")
+    assert message.startswith("'me/tuned' is public on the hub, and the push is private: ")
+    assert (hub.files, hub.blobs) == ({}, {})
+    ended = await wait_for_end(client, await push(client, "me/tuned", private=False))
+    assert ended["status"] == "succeeded"
+
+
+async def test_push_deletes_the_files_of_another_model(
+    services: Services, client: AppClient, hub: FakeHub
+) -> None:
+    others = ["adapter_config.json", "model-00001-of-00002.safetensors", "pytorch_model.bin"]
+    others += ["model.safetensors.index.json"]
+    kept = ["notes.md", "training/model.safetensors", "training_args.bin", "pytorch_model.md"]
+    hub.files = dict.fromkeys([*others, *kept, "model.safetensors"], b"old")
+    ended = await wait_for_end(client, await push(client, "me/tuned"))
+    assert ended["status"] == "succeeded", ended
+    model = {path.name: path.read_bytes() for path in services.models.get("tiny").path.iterdir()}
+    assert hub.files == {**model, **dict.fromkeys(kept, b"old")}
+
+
+async def test_silent_hub_ends_transfers_in_every_step(
+    client: AppClient, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "STALLED_S", 0.6)
+    hub.is_silent.set()
+    answers = [await install(client, "org/x"), await push(client, "me/tuned")]
+    errors = [get_error(await wait_for_end(client, one)) for one in answers]
+    hub.is_silent.clear()
+    for (status, code, message), moved in zip(errors, ("received", "sent"), strict=True):
+        assert (status, code) == (504, "hub_unreachable")
+        assert message == f"no byte was {moved} for 0.01 minutes; try again"
+
+
+async def test_model_of_a_newer_version_is_not_pushed(
+    services: Services, client: AppClient, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: StoredModel) -> None:
+        raise NewerFormatError(services.layout.models / "x.json", "its format is 9")
+
+    monkeypatch.setattr(StoredModel, "verify", refuse)
+    status, code, message = get_error(await wait_for_end(client, await push(client, "me/tuned")))
+    assert (status, code) == (409, "newer_format")
+    assert message == "model 'tiny' needs a newer version of Tuneserve: its format is 9"
 
 
 async def test_damaged_model_is_not_pushed(

@@ -4,16 +4,16 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from storage import durable
 from training.checkpoint.format import list_checkpoints, read_last_complete
-from training.run.continuation import MissingStateError, copy_state
+from training.run.continuation import COPY_LOCK, MissingStateError, copy_state, discard_copy
 from training.run.folder import RunBusyError, RunFolder
 from training.run.progress import Progress
-from training.run.run_record import RunRecord
+from training.run.run_record import Extension, RunRecord
 from training.spec import TrainingSpec
 
 SUMMARY = {"fingerprint": "ab" * 32, "num_rows": 3}
@@ -59,6 +59,22 @@ def read_tree(folder: Path) -> dict[str, bytes]:
 
 def do_nothing() -> None:
     pass
+
+
+def kill_copy(source: RunFolder, target: RunFolder, num_files: int) -> NoReturn:
+    """Copy, and end this process as a kill does before it has copied so many files."""
+    num_copied = 0
+
+    def kill() -> None:
+        nonlocal num_copied
+        num_copied += 1
+        if num_copied == num_files:
+            os._exit(9)
+
+    try:
+        copy_state(source, target, kill)
+    finally:
+        os._exit(1)
 
 
 def test_state_is_copied_and_survives_the_deletion_of_its_source(tmp_path: Path) -> None:
@@ -142,16 +158,10 @@ def test_copy_needs_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("num_files", range(1, 11))
 def test_copy_that_was_killed_at_any_file_is_repeated(tmp_path: Path, num_files: int) -> None:
     source, target = make_source(tmp_path), make_target(tmp_path)
-    num_copied = 0
-
-    def kill() -> None:
-        nonlocal num_copied
-        num_copied += 1
-        if num_copied == num_files:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        copy_state(source, target, kill)
+    if (child := os.fork()) == 0:
+        kill_copy(source, target, num_files)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert target.checkpoints.exists(), "the process has cleaned up"
     assert not target.has_data, "it counts as complete"
     copy_state(source, target, do_nothing)
     repeated = read_tree(target.path)
@@ -159,6 +169,85 @@ def test_copy_that_was_killed_at_any_file_is_repeated(tmp_path: Path, num_files:
     shutil.copytree(make_target(tmp_path / "fresh").path, other.path)
     copy_state(source, other, do_nothing)
     assert repeated == read_tree(other.path)
+
+
+@pytest.mark.parametrize("num_files", range(1, 11))
+def test_copy_that_fails_at_any_file_is_removed(tmp_path: Path, num_files: int) -> None:
+    source, target = make_source(tmp_path), make_target(tmp_path)
+    num_copied = 0
+
+    def fail() -> None:
+        nonlocal num_copied
+        num_copied += 1
+        if num_copied == num_files:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left"):
+        copy_state(source, target, fail)
+    assert not [name for name in ("ray", "data", "tensorboard") if (target.path / name).exists()]
+    assert copy_state(source, target, do_nothing) == 4
+
+
+def test_copy_of_a_killed_process_is_discarded(tmp_path: Path) -> None:
+    source, target = make_source(tmp_path), make_target(tmp_path)
+    (target.checkpoints / "checkpoint_0000000004").mkdir(parents=True)
+    target.data.mkdir()
+    with target.lock(COPY_LOCK, 0.0):
+        discard_copy(target)  # another process removes it itself
+    assert target.checkpoints.exists()
+    discard_copy(target)
+    assert not target.ray.exists()
+    assert not target.data.exists()
+    copy_state(source, target, do_nothing)
+    discard_copy(target)
+    assert target.has_data, "a complete copy was removed"
+    assert [found.step for found in list_checkpoints(target.checkpoints)] == [4, 2]
+
+
+def test_copied_checkpoints_keep_their_times(tmp_path: Path) -> None:
+    source, target = make_source(tmp_path), make_target(tmp_path)
+    for step in (2, 4):
+        os.utime(source.checkpoints / f"checkpoint_{step:010d}", (1000, 1000 * step))
+    copy_state(source, target, do_nothing)
+    times = {
+        found.step: found.path.stat().st_mtime for found in list_checkpoints(target.checkpoints)
+    }
+    assert times == {4: 4000.0, 2: 2000.0}
+
+
+def test_folder_of_checkpoints_is_durable_before_the_copy_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = make_source(tmp_path), make_target(tmp_path)
+    synced: list[Path] = []
+    sync = durable.fsync_directory
+
+    def note(folder: Path) -> None:
+        if not target.has_data and target.checkpoints.exists():
+            synced.append(folder)
+        sync(folder)
+
+    monkeypatch.setattr(durable, "fsync_directory", note)
+    copy_state(source, target, do_nothing)
+    assert {target.ray, target.checkpoints, target.path, target.data} <= set(synced)
+
+
+def test_checkpoint_of_a_newer_release_is_not_skipped(tmp_path: Path) -> None:
+    source, target = make_source(tmp_path), make_target(tmp_path)
+    manifest = source.checkpoints / "checkpoint_0000000004" / "manifest-00000.json"
+    durable.write_json(manifest, {**durable.read_json(manifest), "format_version": "9.0"})
+    with pytest.raises(MissingStateError, match="'checkpoint_0000000004' needs a newer version"):
+        copy_state(source, target, do_nothing)
+    assert not target.checkpoints.exists()
+
+
+def test_other_checkpoint_than_the_expected_one_is_not_copied(tmp_path: Path) -> None:
+    source, target = make_source(tmp_path), make_target(tmp_path)
+    target.update_record(extends=[Extension(epochs=3, step=4, model_id=None, ended_at=1)])
+    shutil.rmtree(source.checkpoints / "checkpoint_0000000004")
+    with pytest.raises(MissingStateError, match="is that of step 2, expected that of step 4"):
+        copy_state(source, target, do_nothing)
+    assert not target.checkpoints.exists()
 
 
 def test_complete_copy_is_not_repeated(tmp_path: Path) -> None:
@@ -172,7 +261,7 @@ def test_complete_copy_is_not_repeated(tmp_path: Path) -> None:
 
 def test_state_is_copied_by_one_process_at_a_time(tmp_path: Path) -> None:
     source, target = make_source(tmp_path), make_target(tmp_path)
-    with target.lock("copy", 0.0), pytest.raises(RunBusyError):
+    with target.lock(COPY_LOCK, 0.0), pytest.raises(RunBusyError, match="copies checkpoints to"):
         copy_state(source, target, do_nothing)
     assert not target.checkpoints.exists()
 

@@ -85,6 +85,9 @@ def guess_columns(task: str, columns: Sequence[str]) -> dict[str, str]:
             match := next((n for n in free if any(hint in n.lower() for hint in hints)), None)
         ):
             found[part] = match
+    if task == "causal_lm" and "completion" in found and "prompt" not in found:
+        question = found.pop("text", None)  # a text beside an answer
+        found.update({"prompt": question} if question else {})
     for needed in _NEEDED.get(task, ()):
         if set(needed) <= set(found):
             extra = () if needed in _ALONE else ("system", "text_pair")
@@ -202,15 +205,26 @@ class ColumnMapping:
 
     def map_columns(
         self, defaults: Mapping[str, Any] | None, entered: Mapping[str, Any], *chosen: Any
-    ) -> tuple[Any, Any]:
-        """Enter the chosen columns as a setting."""
+    ) -> tuple[Any, ...]:
+        """Enter the chosen columns as a setting, and empty menus that contradict the last choice.
+
+        A row is a question with an answer, a plain text, or a conversation. Returns the updates of
+        the defaults, of what is entered, and of the menus.
+        """
         task = str(defaults["task"]) if defaults else "causal_lm"
         parts = PARTS.get(task, {})
-        typed = {part: name for part, name in read_mapping(entered).items() if part not in parts}
+        before = read_mapping(entered)
+        typed = {part: name for part, name in before.items() if part not in parts}
         pairs = zip(parts, chosen, strict=False)
         mapping = {part: str(name) for part, name in pairs if name}
-        changed, now_entered = _enter(defaults, entered, {**typed, **mapping})
-        return _skip_same((defaults, changed), (entered, now_entered))
+        kept = _drop_contradicted(task, mapping, before)
+        changed, now_entered = _enter(defaults, entered, {**typed, **kept})
+        menus = [gr.skip() if part in kept or part not in mapping else BY_NAME for part in parts]
+        return (
+            *_skip_same((defaults, changed), (entered, now_entered)),
+            *menus,
+            *(gr.skip(),) * (len(self.menus) - len(menus)),
+        )
 
     def _show(
         self,
@@ -241,6 +255,21 @@ class ColumnMapping:
             gr.HTML(markup.render_notice(note), visible=bool(note)),
             *menus,
         )
+
+
+def _drop_contradicted(
+    task: str, mapping: Mapping[str, str], before: Mapping[str, str]
+) -> dict[str, str]:
+    """Return a mapping without the parts of other kinds of rows than the parts that are new."""
+    new = {part for part, name in mapping.items() if before.get(part) != name}
+    if task != "causal_lm" or not new:
+        return dict(mapping)
+    kinds = {_find_kind(part) for part in new}
+    return {part: name for part, name in mapping.items() if _find_kind(part) in kinds}
+
+
+def _find_kind(part: str) -> str:
+    return part if (part,) in _ALONE else "question and answer"
 
 
 def _enter(

@@ -108,7 +108,7 @@ class DataPanel:
             [menu.input for menu in self.columns.menus],
             self.columns.map_columns,
             [defaults, entered, *self.columns.menus],
-            [defaults, entered],
+            [defaults, entered, *self.columns.menus],
             show_progress="hidden",
             **_PRIVATE,
         )

@@ -17,9 +17,10 @@ from apps.fine_tuning.index.run_lookup import find_run, name_model
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
 from apps.fine_tuning.validation.row_validation import check_job
-from apps.fine_tuning.validation.validation_attempts import AttemptCounter
+from apps.fine_tuning.validation.validation_attempts import MAX_ATTEMPTS, AttemptCounter
 from apps.settings import UsageLimits
 from serving.store.model_store import ModelStore
+from storage import durable
 from storage.layout import StorageLayout
 from tests.apps.conftest import AppClient, NotedJobs
 from tests.apps.fine_tuning.conftest import FIGURES, fill_disk
@@ -28,9 +29,10 @@ from tests.apps.fine_tuning.extension.conftest import (
     NUM_STEPS,
     add_checkpoint,
     create_succeeded,
+    extend,
 )
 from training.checkpoint.format import list_checkpoints
-from training.run.continuation import copy_state
+from training.run.continuation import COPY_LOCK, copy_state
 from training.run.folder import RunFolder
 from training.run.run_record import Extension, RunStatus
 
@@ -40,11 +42,6 @@ pytestmark = pytest.mark.anyio
 def read_all(run: RunFolder) -> dict[str, bytes]:
     files = (path for path in run.path.rglob("*") if path.is_file())
     return {str(path.relative_to(run.path)): path.read_bytes() for path in files}
-
-
-async def extend(queue: RunQueue, source: RunFolder, **body: Any) -> RunFolder:
-    job = await queue.extend(source.path.name, body)
-    return find_run(queue.layout, job["id"])
 
 
 async def copy(queue: RunQueue, jobs: NotedJobs, run: RunFolder) -> None:
@@ -65,9 +62,9 @@ async def test_extension_continues_a_succeeded_job(
     assert (job["training"]["epochs"], job["hyperparameters"]["n_epochs"]) == (5, 5)
     run = find_run(queue.layout, job["id"])
     record, old = run.read_record(), succeeded.read_record()
-    assert record.request == {**old.request, "training": {"epochs": 5}}
+    assert record.request == {**old.request, "training": {"epochs": 5, "micro_batch_size": 2}}
     assert record.extends == (Extension(epochs=2, step=NUM_STEPS, model_id=MODEL, ended_at=5),)
-    assert (record.base_revision, record.priority) == ("sha256:1", 3)
+    assert (record.base_revision, record.priority) == (old.base_revision, 3)
     assert record.training_filename == "rows.jsonl"
     assert name_model(record) == f"tiny-bread-{record.id[-6:]}" != name_model(old)
     assert run.read_spec() == succeeded.read_spec().model_copy(update={"epochs": 5})
@@ -150,10 +147,10 @@ async def test_run_that_ended_at_max_steps_needs_more_of_them(
         await extend(queue, source, epochs=3)
     with pytest.raises(InvalidInputError, match=r"^max_steps is 4, .*: expected at least 5$"):
         await extend(queue, source, max_steps=4)
-    spec = (await extend(queue, source, max_steps=9)).read_spec()
-    assert (spec.epochs, spec.max_steps) == (2, 9)
-    spec = (await extend(queue, source, max_steps=9, epochs=7)).read_spec()
-    assert (spec.epochs, spec.max_steps) == (7, 9)
+    with pytest.raises(InvalidInputError, match="^max_steps is 9, but epochs is 2, which takes 4 "):
+        await extend(queue, source, max_steps=9)
+    spec = (await extend(queue, source, max_steps=9, epochs=5)).read_spec()
+    assert (spec.epochs, spec.max_steps) == (5, 9)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +201,20 @@ async def test_job_whose_base_model_was_deleted_is_refused(
     assert caught.value.status == 409
 
 
+async def test_job_whose_base_model_was_replaced_is_refused(
+    queue: RunQueue, succeeded: RunFolder
+) -> None:
+    now = succeeded.read_record().base_revision
+    succeeded.update_record(base_revision="sha256:1")
+    with pytest.raises(ApiError) as caught:
+        await extend(queue, succeeded, epochs=3)
+    assert (caught.value.status, caught.value.code) == (409, "base_model_changed")
+    assert "started from revision sha256:1 of model 'tiny'" in caught.value.message
+    assert f"was replaced by revision {now}" in caught.value.message
+    assert f"a new job from {MODEL!r}" in caught.value.message
+    assert len(RunIndex(queue.layout).scan().runs) == 1
+
+
 async def test_uploaded_file_is_not_needed(
     queue: RunQueue, jobs: NotedJobs, succeeded: RunFolder, file_id: str
 ) -> None:
@@ -228,6 +239,42 @@ async def test_usage_limits_apply(
                 await extend(limited, succeeded, epochs=3)
             assert caught.value.code == code
     assert len(RunIndex(layout).scan().runs) == 1
+
+
+async def test_space_of_accepted_extensions_is_reserved(
+    layout: StorageLayout, jobs: NotedJobs, queue: RunQueue, file_id: str, succeeded: RunFolder
+) -> None:
+    queue.close()
+    sizes = ModelSizes(layout)
+    room = sizes.measure_model("tiny") + 2900  # the new model and two copies of 1000 bytes
+    limits = UsageLimits(max_model_store_bytes=sizes.measure() + room)
+    with closing(RunQueue(layout, jobs, limits=limits)) as limited:
+        first = await extend(limited, succeeded, epochs=3)
+        second = await extend(limited, succeeded, epochs=3)
+        with pytest.raises(ApiError) as caught:
+            await extend(limited, succeeded, epochs=3)
+        assert caught.value.code == "model_store_full"
+        reserved = f"have {sizes.measure() + 2000:,} bytes"
+        assert reserved in caught.value.message
+        for run in (first, second):
+            await limited.cancel(run.path.name)
+        await extend(limited, succeeded, epochs=3)
+
+
+async def test_copy_is_reserved_until_it_is_complete(
+    layout: StorageLayout, jobs: NotedJobs, queue: RunQueue, succeeded: RunFolder
+) -> None:
+    run = await extend(queue, succeeded, epochs=3)
+    await copy(queue, jobs, run)
+    stored = ModelSizes(layout).measure()
+    queue.close()
+    limits = UsageLimits(max_model_store_bytes=stored)
+    full = f"^models and checkpoints have {stored:,} bytes"
+    with (
+        closing(RunQueue(layout, jobs, limits=limits)) as limited,
+        pytest.raises(ApiError, match=full),
+    ):
+        await extend(limited, succeeded, epochs=3)
 
 
 async def test_accepted_extension_survives_a_crash_of_the_queue(
@@ -283,6 +330,81 @@ async def test_cancelled_extension_does_not_protect_the_extended_job(
         await queue.resume(run.path.name)
     await queue.delete(succeeded.path.name)
     assert not succeeded.path.exists()
+
+
+async def test_copy_of_a_killed_task_is_removed_with_the_end_of_its_job(
+    queue: RunQueue, succeeded: RunFolder
+) -> None:
+    run = await extend(queue, succeeded, epochs=3)
+    (run.checkpoints / "checkpoint_0000000004").mkdir(parents=True)
+    (run.checkpoints / "checkpoint_0000000004" / "shard.pt").write_bytes(b"x")
+    await queue.cancel(run.path.name)
+    assert run.read_record().status == "cancelled"
+    assert not run.ray.exists()
+
+
+async def test_cancelled_copy_is_removed_by_its_task(queue: RunQueue, succeeded: RunFolder) -> None:
+    run = await extend(queue, succeeded, epochs=3)
+
+    def cancel() -> None:
+        if any(run.checkpoints.rglob("shard.pt")):
+            run.update_record(status="cancelled")
+        if run.read_record().is_final:
+            raise RuntimeError("the job has ended")
+
+    with pytest.raises(RuntimeError, match="has ended"):
+        copy_state(succeeded, run, cancel)
+    assert not run.ray.exists()
+
+
+async def test_copy_by_an_earlier_task_costs_no_attempt(
+    queue: RunQueue, jobs: NotedJobs, succeeded: RunFolder
+) -> None:
+    run = await extend(queue, succeeded, epochs=3)
+    with run.lock(COPY_LOCK, 0.0):
+        for _ in range(MAX_ATTEMPTS + 1):
+            await queue.reconcile()
+            waiting_for = run.read_record().waiting_for or ""
+            assert waiting_for.endswith("still being copied, by a task that was started before")
+    assert jobs.tasks == []
+    await copy(queue, jobs, run)
+    assert run.read_record().status == "queued"
+
+
+async def test_checkpoint_of_a_newer_release_is_not_skipped(
+    queue: RunQueue, succeeded: RunFolder
+) -> None:
+    add_checkpoint(succeeded, 2)
+    manifest = succeeded.checkpoints / "checkpoint_0000000004" / "manifest-00000.json"
+    durable.write_json(manifest, {**durable.read_json(manifest), "format_version": "9.0"})
+    with pytest.raises(ApiError, match="'checkpoint_0000000004' needs a newer version") as caught:
+        await extend(queue, succeeded, epochs=5)
+    assert (caught.value.status, caught.value.code) == (409, "checkpoints_newer")
+    assert "Start the newer release again" in caught.value.message
+
+
+@pytest.mark.parametrize("content", ["{", None])
+async def test_event_warns_of_a_damaged_newest_checkpoint(
+    queue: RunQueue, jobs: NotedJobs, succeeded: RunFolder, content: str | None
+) -> None:
+    add_checkpoint(succeeded, 2)
+    manifest = succeeded.checkpoints / "checkpoint_0000000004" / "manifest-00000.json"
+    manifest.unlink() if content is None else manifest.write_text(content)
+    run = await extend(queue, succeeded, epochs=5)
+    warnings = [event["message"] for event in run.events.read() if event["level"] == "warn"]
+    assert len(warnings) == 1
+    assert "'s checkpoint_0000000004 cannot be used" in warnings[0]
+    assert "continues after step 2 instead" in warnings[0]
+    await copy(queue, jobs, run)
+    assert [found.step for found in list_checkpoints(run.checkpoints)] == [2]
+
+
+async def test_damaged_earlier_checkpoint_causes_no_warning(
+    queue: RunQueue, succeeded: RunFolder
+) -> None:
+    (add_checkpoint(succeeded, 2) / "manifest-00000.json").write_text("{")
+    run = await extend(queue, succeeded, epochs=5)
+    assert [event["level"] for event in run.events.read()] == ["info"]
 
 
 async def test_unreadable_extension_protects_the_extended_job(

@@ -1,16 +1,20 @@
 """The page "Runs" through its functions, as its script calls them."""
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from apps.ui.runs.runs_frame import FRAME
 from apps.ui.settings import UiSettings
+from serving.openai.protocol import MAX_INTEGER
 from tests.apps.stub_api import StubApi
 from tests.apps.stub_runs import make_checkpoint, make_metrics
 from tests.apps.ui.page_server import PageCaller, serve_page
+from training.spec import TrainingSpec
 
 RUN = {"view": "run", "run": "ftjob-1"}
 
@@ -129,3 +133,39 @@ def test_invalid_action_changes_nothing(visitor: PageCaller, api: StubApi) -> No
     api.add_job("ftjob-1", "running")
     assert Tab(visitor).ask("change_run", **RUN, action="drop") == {}
     assert api.jobs["ftjob-1"]["status"] == "running"
+
+
+def test_refused_extension_names_the_field_at_fault(visitor: PageCaller, api: StubApi) -> None:
+    api.add_job("ftjob-1", "succeeded")
+    tab = Tab(visitor)
+
+    def extend(**asked: Any) -> dict[str, Any]:
+        message = tab.ask("change_run", **RUN, action="extend", **asked)
+        return dict(message["additions"]["end"])
+
+    assert extend(epochs=501)["param"] == "epochs"
+    assert extend(epochs=5, max_steps=501)["param"] == "max_steps"
+    assert extend(epochs=5, name="taken")["param"] == "suffix"
+    full = extend(epochs=5, name="large")
+    assert (full["param"], full["is_of_api"]) == (None, True)
+    assert full["error"].startswith("Models have 9 bytes")
+    assert extend(epochs=5, max_steps=50)["run"] == "ftjob-1-extended"
+    assert api.runs.extended[-1] == ("ftjob-1", {"epochs": 5, "max_steps": 50})
+
+
+@pytest.mark.parametrize("epochs", [1e21, "many", 2.5])
+def test_invalid_length_ends_the_wait(visitor: PageCaller, api: StubApi, epochs: object) -> None:
+    api.add_job("ftjob-1", "succeeded")
+    message = Tab(visitor).ask("change_run", **RUN, action="extend", epochs=epochs)
+    end = message["additions"]["end"]
+    assert (end["action"], end["is_done"], end["param"]) == ("extend", False, None)
+    assert end["error"].startswith("The length is not a whole number")
+    assert api.runs.extended == []
+
+
+def test_fields_have_the_limits_of_the_settings() -> None:
+    maximum = TrainingSpec.model_json_schema()["properties"]["epochs"]["maximum"]
+    assert re.findall(r'type="number" step="1" max="(\d+)"', FRAME) == [
+        str(maximum),
+        str(MAX_INTEGER),
+    ]

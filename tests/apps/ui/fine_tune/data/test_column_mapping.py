@@ -31,6 +31,11 @@ SKIP = type(gr.skip())
             {"prompt": "User_Query", "completion": "Agent Response"},
         ),
         ("causal_lm", ["a", "b"], {"prompt": "a", "completion": "b"}),
+        (
+            "causal_lm",
+            ["ticket_text", "our_reply", "prio", "agent"],
+            {"prompt": "ticket_text", "completion": "our_reply"},
+        ),
         ("causal_lm", ["a", "b", "c"], {}),
         ("causal_lm", ["dialog", "id", "source"], {"messages": "dialog"}),
         ("causal_lm", ["review", "stars", "day"], {"text": "review"}),
@@ -135,15 +140,40 @@ def test_entered_columns_of_this_file_stay(call: Any, odd_file: str) -> None:
 
 
 def test_chosen_columns_are_entered(call: Any) -> None:
-    async def choose(mapping: ColumnMapping) -> tuple[Any, Any]:
+    async def choose(mapping: ColumnMapping) -> tuple[Any, ...]:
         return mapping.map_columns(DEFAULTS, {"epochs": 2}, "question", "reply", "", "", "")
 
-    assert call(choose) == ({**DEFAULTS, MAPPED: GUESS}, {"epochs": 2, "columns": GUESS})
+    fields, kept, *menus = call(choose)
+    assert (fields, kept) == ({**DEFAULTS, MAPPED: GUESS}, {"epochs": 2, "columns": GUESS})
+    assert {type(menu) for menu in menus} == {SKIP}
 
-    async def remove(mapping: ColumnMapping) -> tuple[Any, Any]:
+    async def remove(mapping: ColumnMapping) -> tuple[Any, ...]:
         return mapping.map_columns(DEFAULTS, {"columns": GUESS}, "", "", "", "", "")
 
-    assert call(remove) == ({**DEFAULTS, MAPPED: {}}, {})
+    assert call(remove)[:2] == ({**DEFAULTS, MAPPED: {}}, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "chosen", "kept", "emptied"),
+    [
+        ({"text": "a"}, ("q", "", "", "a", ""), {"prompt": "q"}, [3]),
+        (GUESS, ("question", "reply", "", "", "turns"), {"messages": "turns"}, [0, 1]),
+        (GUESS, ("question", "reply", "who", "", ""), {**GUESS, "system": "who"}, []),
+    ],
+)
+def test_last_choice_empties_menus_that_contradict_it(
+    call: Any,
+    before: dict[str, str],
+    chosen: tuple[str, ...],
+    kept: dict[str, str],
+    emptied: list[int],
+) -> None:
+    async def choose(mapping: ColumnMapping) -> tuple[Any, ...]:
+        return mapping.map_columns(DEFAULTS, {"columns": before}, *chosen)
+
+    _, entered, *menus = call(choose)
+    assert entered == {"columns": kept}
+    assert [place for place, menu in enumerate(menus) if menu == ""] == emptied
 
 
 def test_columns_of_another_task_are_guessed_again(call: Any, odd_file: str, api: StubApi) -> None:

@@ -1,0 +1,16 @@
+"""The process of a transfer: its environment, and its end while the parent still writes to it."""
+
+import subprocess
+
+from apps.hub.transfer_process import _build_environment, _let_continue
+
+
+def test_process_that_has_ended_raises_no_error_of_its_input() -> None:
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE, text=True) as process:
+        process.wait()
+        _let_continue(process)
+
+
+def test_process_uses_no_backend_that_writes_outside_the_scratch_folder() -> None:
+    environment = _build_environment({"HF_HUB_DISABLE_XET": "0", "HF_TOKEN": "t"})
+    assert (environment["HF_HUB_DISABLE_XET"], environment["HF_TOKEN"]) == ("1", "t")
