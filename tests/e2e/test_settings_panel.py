@@ -262,3 +262,17 @@ def test_run_is_started_again_with_changes(panel: Page, address: str, stub: Stub
     panel.goto(f"{address}/?from=ftjob-gone")
     expect(panel.locator("#fine-tune-notice")).to_contain_text("cannot be shown")
     expect_ready(panel)
+
+
+def test_chosen_preset_looks_chosen_under_the_pointer(panel: Page) -> None:
+    """Gradio's fill under the pointer hid the mark of what is chosen."""
+    panel.click("#preset label:has-text('Quick look')")
+    preset = panel.locator("#preset label:has-text('Quick look') input")
+    preset.hover()
+    expect(preset).to_be_checked()
+    read_fill = "radio => getComputedStyle(radio).backgroundColor"
+    wait_until(lambda: preset.evaluate("radio => radio.matches(':hover')"), 10, "hover")
+    chosen = preset.evaluate(read_fill)
+    panel.mouse.move(0, 0)
+    wait_until(lambda: not preset.evaluate("radio => radio.matches(':hover')"), 10, "no hover")
+    assert chosen == preset.evaluate(read_fill)
