@@ -120,12 +120,12 @@ def test_download_is_cancelled_and_a_failure_has_its_reason(
 def test_model_is_pushed(page: Page, hub: FakeHub) -> None:
     page.get_by_role("link", name="tiny", exact=True).click()
     expect(page.locator("#models-view h2")).to_have_text("tiny")
-    page.get_by_label("Repository").fill("you/x")
+    page.get_by_label("Repository", exact=True).fill("you/x")
     page.get_by_label("Public repository").check()
     page.get_by_role("button", name="Push", exact=True).click()
     expect(page.locator("#push-repository-problem")).to_contain_text("does not permit 'you/x'")
     expect(page.get_by_label("Public repository")).to_be_checked()
-    page.get_by_label("Repository").fill("me/tuned")
+    page.get_by_label("Repository", exact=True).fill("me/tuned")
     page.get_by_role("button", name="Push", exact=True).click()
     expect(page.locator("#models-notice")).to_contain_text("tiny is being pushed to me/tuned.")
     address = f"{hub.url}/me/tuned/commit/{'1' * 40}"

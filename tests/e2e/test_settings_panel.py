@@ -270,9 +270,15 @@ def test_chosen_preset_looks_chosen_under_the_pointer(panel: Page) -> None:
     preset = panel.locator("#preset label:has-text('Quick look') input")
     preset.hover()
     expect(preset).to_be_checked()
-    read_fill = "radio => getComputedStyle(radio).backgroundColor"
-    wait_until(lambda: preset.evaluate("radio => radio.matches(':hover')"), 10, "hover")
-    chosen = preset.evaluate(read_fill)
-    panel.mouse.move(0, 0)
-    wait_until(lambda: not preset.evaluate("radio => radio.matches(':hover')"), 10, "no hover")
-    assert chosen == preset.evaluate(read_fill)
+    fills = preset.evaluate(
+        """radio => {
+          const mark = document.createElement("i");
+          mark.style.backgroundColor = "var(--checkbox-background-color-selected)";
+          radio.parentElement.append(mark);
+          const fills = [radio, mark].map((part) => getComputedStyle(part).backgroundColor);
+          mark.remove();
+          return [radio.matches(":hover"), ...fills];
+        }"""
+    )
+    assert fills[0]
+    assert fills[1] == fills[2]
