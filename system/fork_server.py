@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from system.child_environment import build_child_environment
+
 _NUM_TRIES = 2
 _EXIT_PATIENCE_S = 2.0
 
@@ -83,7 +85,7 @@ class ForkServer:
                     [sys.executable, "-m", self._module, str(there.fileno())],
                     pass_fds=[there.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    env=build_child_environment({}),
                 )
             self._control = control
         return self._control

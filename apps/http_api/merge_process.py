@@ -8,6 +8,7 @@ from pathlib import Path
 
 from apps.errors import FULL_DISK, ApiError
 from serving.store.stored_model import StoredModel
+from system.child_environment import build_child_environment
 from system.free_resources import measure_host_memory
 from training.preflight.merge_needs import (
     NO_DISK_STATUS,
@@ -64,13 +65,9 @@ def run_merge(
             errors="replace",
             timeout=timeout_s,
             pass_fds=(lock_descriptor,),
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                "CUDA_VISIBLE_DEVICES": "",
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-            },
+            env=build_child_environment(
+                {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+            ),
         )
     except subprocess.TimeoutExpired:
         reason = f"it took longer than {timeout_s:,.0f} s and was ended; the machine may be busy"

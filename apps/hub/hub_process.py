@@ -9,7 +9,6 @@ then `{"sent_bytes": N}` after each file, and `{"sending": true}` meanwhile. The
 """
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -22,13 +21,13 @@ from typing import Any, NoReturn, TextIO, TypedDict
 
 from apps.hub.hub_files import HubFile, RefusedFilesError, choose_files
 from apps.hub.redaction import redact
+from storage import durable
 from system.machine_faults import is_out_of_space
 from system.process_limits import end_with_parent, offer_for_killing
 
 _MAX_WORKERS = 4
 _ANSWER_S = 60.0
 _MAX_REASON_CHARACTERS = 300
-_CHUNK_BYTES = 4 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_FOLDER = ".cache"  # where the hub's library keeps its notes on a download
 
@@ -110,20 +109,12 @@ def _check_files(folder: Path, files: Sequence[HubFile]) -> None:
         size_bytes = path.stat().st_size if path.is_file() else 0
         if size_bytes != file.size_bytes:
             reason = f"it has {size_bytes:,} bytes, and the hub lists {file.size_bytes:,}"
-        elif file.sha256 is not None and _hash(path) != file.sha256:
+        elif file.sha256 is not None and durable.hash_file(path) != file.sha256:
             reason = "its SHA-256 is not the one that the hub lists"
         else:
             continue
         message = f"{file.name!r} was damaged during the download: {reason}; try again"
         raise _HubError(502, "download_damaged", message)
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _push(folder: Path, repository: str, output: TextIO, *, private: bool) -> TransferResult:

@@ -114,25 +114,24 @@ def get_transfer(layout: StorageLayout, transfer_id: str) -> TransferNote:
 
 def list_installing(layout: StorageLayout) -> list[str]:
     """Return the ids of the models that are being installed, by any process."""
-    if not _list_owned(layout):
-        return []
-    return [
-        note.model
-        for note in list_transfers(layout)
-        if note.kind == "install" and note.status == "running"
-    ]
+    return [note.model for note in _list_running_installs(layout)]
 
 
 def count_coming_bytes(layout: StorageLayout) -> ComingBytes:
     """Return the bytes of all downloads in progress that the hub has listed, by any process."""
-    if not _list_owned(layout):
-        return ComingBytes(0, 0)
-    total = missing = 0
-    for note in list_transfers(layout):
-        if note.kind == "install" and note.status == "running":
-            total += note.total_bytes or 0
-            missing += (note.total_bytes or 0) - note.bytes
-    return ComingBytes(total, missing)
+    listed = [note for note in _list_running_installs(layout) if note.total_bytes is not None]
+    total = sum(note.total_bytes or 0 for note in listed)
+    return ComingBytes(total, total - sum(note.bytes for note in listed))
+
+
+def _list_running_installs(layout: StorageLayout) -> list[TransferNote]:
+    if not _list_owned(layout):  # no note needs to be read
+        return []
+    return [
+        note
+        for note in list_transfers(layout)
+        if note.kind == "install" and note.status == "running"
+    ]
 
 
 def request_cancellation(layout: StorageLayout, transfer_id: str) -> TransferNote:
@@ -153,7 +152,7 @@ def request_cancellation(layout: StorageLayout, transfer_id: str) -> TransferNot
 
 
 def is_cancelled(layout: StorageLayout, transfer_id: str) -> bool:
-    """Return whether a transfer is to be cancelled."""
+    """Return whether the cancellation of a transfer was requested."""
     return _name_cancellation(layout, transfer_id).exists()
 
 

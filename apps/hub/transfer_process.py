@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
@@ -16,6 +16,7 @@ from apps.errors import ApiError
 from apps.hub.hub_process import ListedModel
 from apps.hub.redaction import redact
 from storage.scratch import ScratchFolder
+from system.child_environment import build_child_environment
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +24,19 @@ TICK_S = 1.0
 _LOG_NAME = ".log"  # no id of a model, whose folder is beside it
 _MAX_LOG_CHARACTERS = 4_000
 _END = None
+_VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # The backend Xet keeps parts of files in a cache outside the scratch folder, where they are
+    # neither counted nor removed, and it does not use the client of `apps.hub.hub_client`.
+    "HF_HUB_DISABLE_XET": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 class CancelledTransferError(Exception):
-    """A transfer is to be cancelled."""
+    """The cancellation of a transfer was requested."""
 
 
 class TransferEvents(NamedTuple):
@@ -99,7 +109,7 @@ def _start(
             text=True,
             errors="replace",
             pass_fds=(scratch.lock_descriptor,),
-            env=_build_environment(os.environ),
+            env=build_child_environment(_VARIABLES),  # the server's has the token
         ) as process,
     ):
         lines: Queue[str | None] = Queue()
@@ -110,21 +120,6 @@ def _start(
         finally:
             process.kill()
             reader.join()
-
-
-def _build_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the process: that of the server, which has the token."""
-    return {
-        **inherited,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        # The backend Xet keeps parts of files in a cache outside the scratch folder, where they are
-        # neither counted nor removed, and it does not use the client of `apps.hub.hub_client`.
-        "HF_HUB_DISABLE_XET": "1",
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def _read_lines(process: "subprocess.Popen[str]", lines: "Queue[Any]") -> None:

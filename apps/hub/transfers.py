@@ -82,7 +82,7 @@ class TransferProgress:
             self.update(step="installing")
 
     def check_continues(self) -> None:
-        """Raise if this transfer is to be cancelled, or has stalled."""
+        """Raise if the cancellation of this transfer was requested, or if it has stalled."""
         self.check_cancelled()
         if time.monotonic() - self._changed_at > STALLED_S:
             moved = "received" if self.note.kind == "install" else "sent"

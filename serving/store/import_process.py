@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 
 from serving.loading.model_memory import ModelMemory
 from serving.store.import_steps import CAUSES, CheckStep
+from system.child_environment import build_child_environment
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +58,9 @@ def check_import(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             timeout=timeout_s,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                "CUDA_VISIBLE_DEVICES": "",
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-            },
+            env=build_child_environment(
+                {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+            ),
         )
     except subprocess.TimeoutExpired as exc:
         raise ModelRefusedError(

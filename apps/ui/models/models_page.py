@@ -311,27 +311,8 @@ def _list_state_updates(shown: ShownModel, before: ShownModel) -> list[Any]:
 def build_models_page(client: ApiClient) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client)
-    gr.on(
-        fn=page.show_models, outputs=page.outputs, show_progress="hidden", api_visibility="private"
-    )
-    page.timer.tick(
-        page.update_models,
-        page.shown,
-        page.outputs,
-        show_progress="hidden",
-        api_visibility="private",
-    )
-    page.transfer_timer.tick(
-        page.follow_transfers,
-        page.shown,
-        page.outputs,
-        show_progress="hidden",
-        api_visibility="private",
-    )
-    page.view.click(
-        page.change_models,
-        page.shown,
-        page.outputs,
-        show_progress="hidden",
-        api_visibility="private",
-    ).then(None, js=DONE_JS)
+    quiet: Any = {"show_progress": "hidden", "api_visibility": "private"}
+    gr.on(fn=page.show_models, outputs=page.outputs, **quiet)
+    page.timer.tick(page.update_models, page.shown, page.outputs, **quiet)
+    page.transfer_timer.tick(page.follow_transfers, page.shown, page.outputs, **quiet)
+    page.view.click(page.change_models, page.shown, page.outputs, **quiet).then(None, js=DONE_JS)

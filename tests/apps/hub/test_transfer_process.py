@@ -2,7 +2,10 @@
 
 import subprocess
 
-from apps.hub.transfer_process import _build_environment, _let_continue
+import pytest
+
+from apps.hub.transfer_process import _VARIABLES, _let_continue
+from system.child_environment import build_child_environment
 
 
 def test_process_that_has_ended_raises_no_error_of_its_input() -> None:
@@ -11,6 +14,10 @@ def test_process_that_has_ended_raises_no_error_of_its_input() -> None:
         _let_continue(process)
 
 
-def test_process_uses_no_backend_that_writes_outside_the_scratch_folder() -> None:
-    environment = _build_environment({"HF_HUB_DISABLE_XET": "0", "HF_TOKEN": "t"})
+def test_process_uses_no_backend_that_writes_outside_the_scratch_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "0")
+    monkeypatch.setenv("HF_TOKEN", "t")
+    environment = build_child_environment(_VARIABLES)
     assert (environment["HF_HUB_DISABLE_XET"], environment["HF_TOKEN"]) == ("1", "t")

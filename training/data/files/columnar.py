@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import TIMEOUT_MAX, Timer
 from typing import IO
 
+from system.child_environment import build_child_environment
 from training.data import row_limits
 from training.data.faults import DataError, RowFault
 from training.data.files.columnar_process import ERROR_MARK, MEMORY_MARK
@@ -77,11 +78,9 @@ def read_lines(
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "ARROW_DEFAULT_MEMORY_POOL": "system",  # other pools reserve more than they use
-        },
+        env=build_child_environment(
+            {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # other pools reserve more than they use
+        ),
     )
     assert process.stdin is not None
     assert process.stdout is not None
