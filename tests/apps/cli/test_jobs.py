@@ -51,8 +51,8 @@ def test_succeeded_job_is_extended(call: Call, services: Services, run: RunFolde
     status, output = call("jobs", "extend", job_id, "--epochs", "3")
     expected = f"job '{job_id}' is queued, expected one that has succeeded; wait until it has"
     assert (status, expected in output) == (1, True)
-    add_step(run, 4, 1.0)
-    add_checkpoint(run, 4)
+    add_step(run, 2, 1.0)
+    add_checkpoint(run, 2)
     run.update_record(status="succeeded")
     status, output = call("jobs", "extend", job_id, "--epochs", "2")
     message = f"error: epochs is 2, and job '{job_id}' ended with epochs 2: expected at least 3"
