@@ -25,6 +25,7 @@ from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.frame.api_reference import render_reference
 from apps.ui.frame.assets import ASSETS, list_page_styles, send_asset
 from apps.ui.frame.document import render_document
+from apps.ui.frame.kept_files import KeptFiles
 from apps.ui.frame.page_frame import PageFrame, send_not_found
 from apps.ui.gradio_internals import build_without_apps
 from apps.ui.models.model_download import ARCHIVE_TYPE, add_download
@@ -121,6 +122,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         minimum_size=MIN_COMPRESSED_BYTES,
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, ARCHIVE_TYPE),
     )
+    app.add_middleware(KeptFiles)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # it is off
         gr.mount_gradio_app(

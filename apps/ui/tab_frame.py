@@ -5,6 +5,7 @@ from typing import Any
 
 import gradio as gr
 
+from apps.ui.frame.assets import link_script
 from apps.ui.tab_state import TabMessage, TabState
 
 UpdateTab = Callable[[TabState, gr.EventData], Awaitable[tuple[TabMessage, TabState]]]
@@ -30,7 +31,7 @@ def build_tab_frame(
         html_template=template,
         js_on_load=f"""{start}(element, props, watch, (asked) => trigger("ask", asked),
   (change) => trigger("act", change));""",
-        head="".join(f'<script src="page-assets/{name}.js"></script>' for name in scripts),
+        head="".join(link_script(f"{name}.js") for name in scripts),
         apply_default_css=False,
         elem_id=elem_id,
     )

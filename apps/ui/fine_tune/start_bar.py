@@ -9,7 +9,6 @@ from apps.client.resources import Estimate, EstimatedMemory
 from apps.ui import markup
 from apps.ui.figures import format_bytes
 
-SCRIPT_HEAD = '<script src="page-assets/settings.js"></script>'
 REASON = (
     '<div role="status">'
     '<button type="button" id="start-reason" class="ts-start-reason" hidden></button></div>'

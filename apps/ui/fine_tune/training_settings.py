@@ -39,7 +39,8 @@ from apps.ui.fine_tune.setting_search import (
     render_presets,
     render_toolbar,
 )
-from apps.ui.fine_tune.start_bar import REASON, SCRIPT_HEAD, render_estimate
+from apps.ui.fine_tune.start_bar import REASON, render_estimate
+from apps.ui.frame.assets import link_script
 
 Entered = Mapping[str, Any]
 """What fields contain that differs from what they showed at first, by flat name."""
@@ -152,7 +153,7 @@ class TrainingSettings:
                 self._build_groups()
             self.export = SettingExport(self.plan, defaults)
             self._build_bar(entered)
-        gr.HTML("", head=SCRIPT_HEAD, js_on_load=OPEN_FIELDS_JS)
+        gr.HTML("", head=link_script("settings.js"), js_on_load=OPEN_FIELDS_JS)
         self.row_keys = [key for key in ROW_SETTINGS if key in self.fields]
 
     def _build_groups(self) -> None:

@@ -18,6 +18,11 @@ def link_asset(name: str) -> str:
     return f"page-assets/{name}?v={_hash_asset(name)}"
 
 
+def link_script(name: str) -> str:
+    """Render the element that loads a script in `assets`, for the `head` of a component."""
+    return f'<script src="{link_asset(name)}"></script>'
+
+
 @cache
 def _hash_asset(name: str) -> str:
     path = _find_asset(name)

@@ -14,12 +14,9 @@ from apps.ui.frame.languages import list_languages
 
 _THEME_HASH = re.compile(r'"theme_hash": ?"(\w+)"')
 _BODY = re.compile(r"<body\b[^>]*>")
-_UNUSED = re.compile(
-    r"<script>(?:(?!</script>).)*iframeResizer\.contentWindow(?:(?!</script>).)*</script>"
-    r'|<link rel="manifest"[^>]*>',
-    re.DOTALL,
-)
-"""Gradio's script for pages inside of Hugging Face Spaces, and a manifest that there is not."""
+_MANIFEST = re.compile(r'<link rel="manifest"[^>]*>')
+_SPACES_MARK = "iframeResizer.contentWindow"
+"""What is only in Gradio's script for pages inside of Hugging Face Spaces."""
 
 
 def render_document(title: str, current: str | None, content: str, base: str = "./") -> str:
@@ -38,11 +35,20 @@ def complete_document(html: str, current: str) -> str:
     theme_hash = next(iter(_THEME_HASH.findall(html)), "")
     title = markup.TITLES.get(current, "")
     head, top = _render_head(title, theme_hash), _render_top(current)
-    html = _UNUSED.sub("", html)
+    html = _remove_script(_MANIFEST.sub("", html), _SPACES_MARK)
     html = html.replace('control_page_title="true"', 'control_page_title="false"', 1)
     # The head of Gradio begins with its character set and base.
     html = re.sub(r"(<base\b[^>]*>)", lambda found: f"{found[1]}{head}", html, count=1)
     return _BODY.sub(lambda found: f"{found[0]}{top}", html, count=1)
+
+
+def _remove_script(html: str, mark: str) -> str:
+    """Remove the first script that contains a mark, if there is one."""
+    position = html.find(mark)
+    if position < 0:
+        return html
+    start, end = html.rindex("<script>", 0, position), html.index("</script>", position)
+    return html[:start] + html[end + len("</script>") :]
 
 
 def _render_head(title: str, theme_hash: str) -> str:

@@ -28,7 +28,7 @@ _CONTENT_POLICY = (
     "worker-src 'self' blob:; object-src 'none'; frame-ancestors 'self'; form-action 'none'"
 )
 VERDICT_AGE_S = 5.0
-"""How long a valid verdict is cached for the page, in seconds; the API itself checks every call."""
+"""How long a permission is cached for the page, in seconds; the API itself checks every call."""
 _NEEDED_AGE_S = 60.0  # how long the verdict that a key is required is cached
 _MAX_VERDICTS = 1000
 _MAX_LOGGED_CHARACTERS = 200
@@ -61,7 +61,7 @@ class PageGuard:
         self._ask_api = ask_api
         self._needs_key = needs_key
         self._needed_until = 0.0
-        self._valid_until: dict[bytes, float] = {}
+        self._permitted: dict[bytes, tuple[Verdict, float]] = {}
         self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,18 +113,19 @@ class PageGuard:
         return (403, local) if local else None
 
     async def _check_key(self, key: str | None) -> Verdict:
-        """Ask the API about a key, unless a valid verdict is cached."""
+        """Ask the API about a key, unless a verdict that permits the page is cached."""
         digest = sha256((key or "").encode(errors="surrogateescape")).digest()
-        if self._valid_until.get(digest, 0.0) > time.monotonic():
-            return Verdict.VALID
+        verdict, until = self._permitted.get(digest, (Verdict.UNKNOWN, 0.0))
+        if until > time.monotonic():
+            return verdict
         verdict = await self._ask_api(key)
-        self._valid_until.pop(digest, None)
+        self._permitted.pop(digest, None)
         if key is None and verdict is Verdict.REFUSED:
             self._needed_until = time.monotonic() + _NEEDED_AGE_S
-        if verdict is Verdict.VALID:
-            self._valid_until[digest] = time.monotonic() + VERDICT_AGE_S
-            if len(self._valid_until) > _MAX_VERDICTS:
-                del self._valid_until[next(iter(self._valid_until))]
+        if verdict in (Verdict.VALID, Verdict.NOT_NEEDED):
+            self._permitted[digest] = (verdict, time.monotonic() + VERDICT_AGE_S)
+            if len(self._permitted) > _MAX_VERDICTS:
+                del self._permitted[next(iter(self._permitted))]
         return verdict
 
 

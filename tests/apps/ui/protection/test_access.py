@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from apps.access.audit import FAILURES_PER_MINUTE
 from apps.access.keyless import API_KEY_VARIABLE
@@ -20,6 +20,8 @@ from apps.access.roles import Role
 from apps.access.settings import AccessSettings
 from apps.http_api.app import build_http
 from apps.http_api.dependencies import Services
+from apps.ui.protection import access
+from apps.ui.protection.access import PageGuard, Verdict
 from apps.ui.settings import UiSettings
 from storage.layout import StorageLayout
 from tests.apps.stub_api import LocalServer
@@ -64,6 +66,29 @@ def test_page_without_keys_opens_only_for_local_browser(page: str) -> None:
     for headers, status in cases:
         for key in (None, "anything"):
             assert open_page(page, key, **headers).status_code == status, (headers, key)
+
+
+async def request_of_guard(guard: PageGuard, host: str = "127.0.0.1") -> int:
+    transport = httpx.ASGITransport(guard, client=("127.0.0.1", 5000))
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
+        return (await client.get("/theme.css")).status_code
+
+
+async def test_api_is_asked_every_few_seconds_and_every_request_is_checked_to_be_local(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdicts = [Verdict.NOT_NEEDED, Verdict.REFUSED]
+
+    async def ask_api(key: str | None) -> Verdict:
+        return verdicts.pop(0)
+
+    guard = PageGuard(PlainTextResponse("page"), ask_api, needs_key=False)
+    statuses = [await request_of_guard(guard, host) for host in ("127.0.0.1", "evil", "localhost")]
+    assert (statuses, len(verdicts)) == ([200, 403, 200], 1)
+    monkeypatch.setattr(access, "VERDICT_AGE_S", 0.0)
+    guard = PageGuard(PlainTextResponse("page"), ask_api, needs_key=False)
+    verdicts[:] = [Verdict.NOT_NEEDED, Verdict.REFUSED]
+    assert [await request_of_guard(guard) for _ in range(2)] == [200, 401]
 
 
 def test_page_with_keys_requires_valid_key(page: str, layout: StorageLayout) -> None:

@@ -1,0 +1,114 @@
+"""Files of the page that are kept in memory: which ones, for whom, and how many."""
+
+from collections.abc import Mapping
+
+import pytest
+from httpx import ASGITransport, AsyncClient, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apps.ui.frame import kept_files
+from apps.ui.frame.assets import FOREVER
+from apps.ui.frame.kept_files import KeptFiles
+
+pytestmark = pytest.mark.anyio
+
+LASTING = {"cache-control": FOREVER}
+GZIP = {"accept-encoding": "gzip"}
+PLAIN = {"accept-encoding": "identity"}
+
+
+class Origin:
+    """An application that counts its requests; its responses have two parts."""
+
+    def __init__(self, headers: Mapping[str, str], status: int = 200) -> None:
+        self.num_requests = 0
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._status = status
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the number of the request."""
+        self.num_requests += 1
+        start = {"type": "http.response.start", "status": self._status, "headers": self._headers}
+        await send(start)
+        body = f"file {self.num_requests}".encode()
+        await send({"type": "http.response.body", "body": body[:4], "more_body": True})
+        await send({"type": "http.response.body", "body": body[4:]})
+
+
+async def get(
+    app: ASGIApp,
+    address: str = "/assets/a.js",
+    headers: Mapping[str, str] = GZIP,
+    method: str = "GET",
+) -> Response:
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://page") as client:
+        return await client.request(method, address, headers=headers)
+
+
+async def test_lasting_file_is_requested_once_for_each_address_and_encoding() -> None:
+    origin = Origin({**LASTING, "x-mark": "1"})
+    app = KeptFiles(origin)
+    first, second = await get(app), await get(app)
+    assert (first.text, second.text) == ("file 1", "file 1")
+    assert second.headers == first.headers
+    assert (await get(app, headers=PLAIN)).text == "file 2"
+    assert (await get(app, "/assets/a.js?v=2")).text == "file 3"
+    assert (await get(app, "/assets/b.js")).text == "file 4"
+    assert (await get(app)).text == "file 1"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"), [({}, 200), ({"cache-control": "no-cache"}, 200), (LASTING, 206)]
+)
+async def test_other_responses_are_not_kept(headers: Mapping[str, str], status: int) -> None:
+    app = KeptFiles(Origin(headers, status))
+    assert [(await get(app)).text for _ in range(2)] == ["file 1", "file 2"]
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "query"),
+    [
+        ("HEAD", {}, ""),
+        ("GET", {"range": "bytes=0-1"}, ""),
+        ("GET", {"if-none-match": '"1"'}, ""),
+        ("GET", {}, "v" * 101),
+    ],
+)
+async def test_other_requests_are_forwarded(
+    method: str, headers: Mapping[str, str], query: str
+) -> None:
+    origin = Origin(LASTING)
+    app = KeptFiles(origin)
+    await get(app)
+    for _ in range(2):
+        await get(app, f"/assets/a.js?{query}", {**GZIP, **headers}, method)
+    assert origin.num_requests == 3
+
+
+async def test_kept_files_are_dropped_before_they_exceed_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_files, "MAX_KEPT_BYTES", 2 * (4096 + len("file 1")))
+    origin = Origin(LASTING)
+    app = KeptFiles(origin)
+    for name in "ab":
+        await get(app, f"/assets/{name}.js")
+    assert (await get(app, "/assets/a.js")).text == "file 1"
+    await get(app, "/assets/c.js")
+    assert (await get(app, "/assets/a.js")).text == "file 4"
+
+
+async def test_headers_that_a_guard_adds_are_not_kept() -> None:
+    kept = KeptFiles(Origin(LASTING))
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"x-guard", b"1"))
+            await send(message)
+
+        await kept(scope, receive, send_marked)
+
+    for _ in range(3):
+        answer = await get(guard)
+        assert answer.headers.get_list("x-guard") == ["1"]
