@@ -14,7 +14,6 @@ and after. There is no peer. Last line: one JSON object:
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ import psutil
 from apps.bundled import DEMONSTRATION_MODEL, HANDBOOK_FILE_ID
 from benchmarks.machine import describe_machine
 from benchmarks.serve_peers.server import describe_application
-from storage import durable
+from benchmarks.stored_copies import copy_entry
 from storage.layout import StorageLayout, new_id
 
 _QUEUE = "ray::ServeReplica:tuneserve:FineTuningQueue"
@@ -55,8 +54,10 @@ def main() -> int:
             run_id = _end_a_run(client)
             time.sleep(_SETTLE_S)
             alone = _measure_cpu_share(queue, options.seconds)
-            _copy_entries(layout.run(run_id), options.runs - 1, "run.json", "ftjob")
-            _copy_entries(layout.file(HANDBOOK_FILE_ID), options.files - 1, "file.json", "file")
+            for _ in range(options.runs - 1):
+                copy_entry(layout.run(run_id), new_id("ftjob"), "run.json")
+            for _ in range(options.files - 1):
+                copy_entry(layout.file(HANDBOOK_FILE_ID), new_id("file"), "file.json")
             time.sleep(_SETTLE_S)
             among_many = _measure_cpu_share(queue, options.seconds)
             times_ms = _time_lists(client, options.runs)
@@ -91,17 +92,6 @@ def _end_a_run(client: httpx.Client) -> str:
     job_id: str = client.post("/v1/fine_tuning/jobs", json=body).raise_for_status().json()["id"]
     client.post(f"/v1/fine_tuning/jobs/{job_id}/cancel").raise_for_status()
     return job_id
-
-
-def _copy_entries(source: Path, number: int, record_name: str, prefix: str) -> None:
-    """Copy a storage folder under new ids; `record_name` is the file that contains the id."""
-    record = durable.read_json(source / record_name)
-    for _ in range(number):
-        folder = source.with_name(new_id(prefix))
-        hidden = source.with_name(f".{folder.name}")
-        shutil.copytree(source, hidden)
-        (hidden / record_name).write_text(json.dumps({**record, "id": folder.name}))
-        hidden.rename(folder)
 
 
 def _measure_cpu_share(process: psutil.Process, duration_s: float) -> float:

@@ -28,6 +28,7 @@ import httpx
 from apps.bundled import DEMONSTRATION_MODEL, HANDBOOK_FILE_ID
 from benchmarks.machine import describe_machine
 from benchmarks.serve_peers.server import describe_application
+from benchmarks.stored_copies import copy_entry
 from storage import durable
 from storage.layout import StorageLayout, new_id
 
@@ -132,34 +133,17 @@ def _fill(layout: StorageLayout, job: dict[str, Any], options: argparse.Namespac
     """Copy the run and its model, and lengthen the metrics and the log of the run itself."""
     run = layout.run(job["id"])
     _wait_for(lambda: not (run / "heartbeat").exists())  # its process has ended
-    record = durable.read_json(run / "run.json")
     for _ in range(options.runs - 1):
-        copy = _copy_folder(run, new_id("ftjob"))
-        (copy / "run.json").write_text(json.dumps({**record, "id": copy.name}))
+        copy_entry(run, new_id("ftjob"), "run.json")
     model = layout.models / job["fine_tuned_model"]
     for number in range(options.models - 2):  # beside it and the embedded default
-        _copy_folder(model, f"{model.name}-{number}")
+        copy_entry(model, f"{model.name}-{number}")
     lines = durable.read_json_lines(run / "metrics.jsonl")
     with (run / "metrics.jsonl").open("w") as metrics:
         for step in range(1, options.points + 1):
             metrics.write(json.dumps({**lines[step % len(lines)], "step": step}) + "\n")
     line = (run / "log.txt").read_text().splitlines()[-1] + "\n"
     (run / "log.txt").write_text(line * (options.log_bytes // len(line)))
-
-
-def _copy_folder(source: Path, name: str) -> Path:
-    """Copy a folder under another name, hidden until it is complete; its large files are linked."""
-    hidden, copy = source.with_name(f".{name}"), source.with_name(name)
-    shutil.copytree(source, hidden, copy_function=_copy_file)
-    hidden.rename(copy)
-    return copy
-
-
-def _copy_file(source: str, target: str) -> None:
-    if source.endswith(".safetensors"):
-        Path(target).hardlink_to(source)
-    else:
-        shutil.copyfile(source, target)
 
 
 @contextmanager
