@@ -109,7 +109,7 @@ element.addEventListener("submit", (event) => {
 });
 
 element.addEventListener("input", (event) => {
-  if (event.target.closest(".ts-hub-form") && event.target.type !== "checkbox")
+  if (event.target.closest(".ts-model-form") && event.target.type !== "checkbox")
     state.entered[event.target.id] = event.target.value;
   if (event.target.id !== "models-filter") return;
   state.filter = event.target.value;
@@ -131,7 +131,7 @@ document.addEventListener("models-done", () => {
     const query = shown ? "?model=" + encodeURIComponent(shown) : "";
     history.replaceState(null, "", location.pathname + query);
   }
-  element.querySelector(".ts-hub-form [aria-invalid]")?.focus();
+  element.querySelector(".ts-model-form [aria-invalid]")?.focus();
   if (!state.focusesHeading) return;
   state.focusesHeading = false;
   window.scrollTo(0, 0);

@@ -1,7 +1,7 @@
 """The hub on the page "Models": forms that install and push, and what is in progress, as HTML."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from urllib.parse import quote
 
@@ -9,11 +9,11 @@ from apps.client.model_resources import HubPermissions, HubTransfer, Model
 from apps.client.resources import Access
 from apps.ui import markup
 from apps.ui.figures import format_bytes
+from apps.ui.models.form_fields import INSTALL, PUSH, FormProblem, find_entered, render_field
 
 WRITE = "models.write"
 MAX_TRANSFERS = 5
 MAX_PATTERNS = 20
-INSTALL, PUSH = "install", "push"
 NO_INSTALL = "The operator of this server permits no models of the hub."
 NO_PUSH = "The operator of this server permits no repositories of the hub."
 STEPS = {
@@ -24,17 +24,6 @@ STEPS = {
     "uploading": "Uploading",
 }
 _SETTINGS = {INSTALL: "hub.install", PUSH: "hub.push"}
-_FIRST_FIELDS = {INSTALL: "source", PUSH: "repository"}
-
-
-@dataclass(frozen=True)
-class HubFormProblem:
-    """Why a form was refused: the field at fault, the message, and what was entered."""
-
-    form: str
-    field_name: str
-    message: str
-    entered: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,28 +32,7 @@ class HubForms:
 
     permitted: HubPermissions
     access: Access
-    problem: HubFormProblem | None = None
-
-    def find_problem(self, form: str, field_name: str) -> str:
-        """Return the problem of a field; empty if it has none."""
-        problem = self.problem
-        if problem is None or (problem.form, problem.field_name) != (form, field_name):
-            return ""
-        return problem.message
-
-    def find_entered(self, form: str, field_name: str) -> str:
-        """Return what was entered in a field of a form that was refused; else empty."""
-        problem = self.problem
-        if problem is None or problem.form != form:
-            return ""
-        return problem.entered.get(field_name, "")
-
-
-def locate_problem(form: str, param: str | None) -> str:
-    """Return the field of a form that the API finds at fault, by default the first one."""
-    fields = {"source": "source", "revision": "revision", "id": "new_id"}
-    found = fields.get(param or "") if form == INSTALL else None
-    return found or _FIRST_FIELDS[form]
+    problem: FormProblem | None = None
 
 
 def render_install_form(forms: HubForms) -> str:
@@ -74,15 +42,16 @@ def render_install_form(forms: HubForms) -> str:
     patterns = forms.permitted.install
     if not patterns:
         return _render_section("Install from the hub", _render_refusal("Install", INSTALL))
+    problem = forms.problem
     fields = (
-        _render_field(forms, INSTALL, "source", "Model on the hub", "owner/name", is_needed=True)
-        + _render_field(forms, INSTALL, "revision", "Branch, tag or commit", "main")
-        + _render_field(forms, INSTALL, "new_id", "Name here", "The name on the hub")
+        render_field(problem, INSTALL, "source", "Model on the hub", "owner/name", is_needed=True)
+        + render_field(problem, INSTALL, "revision", "Branch, tag or commit", "main")
+        + render_field(problem, INSTALL, "new_id", "Name here", "The name on the hub")
     )
     note = "The server downloads the model with its own token and checks it like every import."
     return _render_section(
         "Install from the hub",
-        f'<form class="ts-hub-form" data-action="{INSTALL}">{fields}'
+        f'<form class="ts-model-form" data-action="{INSTALL}">{fields}'
         '<button class="ts-small ts-primary">Install</button></form>'
         f'<p class="ts-muted">{note} {_render_patterns(patterns)}</p>',
     )
@@ -95,11 +64,14 @@ def render_push_form(forms: HubForms, model: Model) -> str:
     patterns = forms.permitted.push
     if not patterns:
         return _render_section("Push to the hub", _render_refusal("Push", PUSH))
-    is_public = bool(forms.find_entered(PUSH, "public"))
+    problem = forms.problem
+    is_public = bool(find_entered(problem, PUSH, "public"))
     return _render_section(
         "Push to the hub",
-        f'<form class="ts-hub-form" data-action="{PUSH}" data-model="{escape(model.id)}">'
-        + _render_field(forms, PUSH, "repository", "Repository", "owner/name", is_needed=True)
+        f'<form class="ts-model-form" data-action="{PUSH}" data-model="{escape(model.id)}">'
+        + render_field(
+            forms.problem, PUSH, "repository", "Repository", "owner/name", is_needed=True
+        )
         + '<label class="ts-check"><input type="checkbox" name="public" id="push-public"'
         f"{' checked' if is_public else ''}>Public repository</label>"
         '<button class="ts-small ts-primary">Push</button></form>'
@@ -128,26 +100,6 @@ def _render_patterns(patterns: Sequence[str]) -> str:
     shown = ", ".join(markup.keep(one, "code") for one in patterns[:MAX_PATTERNS])
     more = ", …" if len(patterns) > MAX_PATTERNS else ""
     return f"<span>Permitted:</span> {shown}{more}"
-
-
-def _render_field(
-    forms: HubForms, form: str, name: str, label: str, example: str, *, is_needed: bool = False
-) -> str:
-    identity = f"{form}-{name.removeprefix('new_')}"
-    message, entered = forms.find_problem(form, name), forms.find_entered(form, name)
-    invalid = f' aria-invalid="true" aria-describedby="{identity}-problem"' if message else ""
-    problem = (
-        f'<p class="ts-hub-problem" id="{identity}-problem" role="alert">'
-        f"{markup.keep_english(message)}</p>"
-        if message
-        else ""
-    )
-    return (
-        f'<div class="ts-hub-field"><label for="{identity}">{label}</label>'
-        f'<input id="{identity}" name="{name}" value="{escape(entered)}" maxlength="200" '
-        f'autocomplete="off" spellcheck="false" autocapitalize="none" placeholder="{example}"'
-        f"{' required' if is_needed else ''}{invalid}>{problem}</div>"
-    )
 
 
 def render_transfers(transfers: Sequence[HubTransfer], access: Access) -> str:
@@ -190,7 +142,9 @@ def _render_transfer(transfer: HubTransfer, may_cancel: bool) -> str:
             f"{escape(transfer.url)}</a>"
         )
     if transfer.error is not None:
-        parts.append(f'<p class="ts-hub-problem">{markup.keep_english(transfer.error.message)}</p>')
+        parts.append(
+            f'<p class="ts-model-problem">{markup.keep_english(transfer.error.message)}</p>'
+        )
     return f"<li>{''.join(parts)}</li>"
 
 

@@ -10,6 +10,7 @@ from apps.client.model_resources import Model, ModelAlias, ModelCard
 from apps.client.resources import Access
 from apps.ui import markup
 from apps.ui.figures import format_bytes, format_count
+from apps.ui.models.form_fields import PROMOTE, render_field
 from apps.ui.models.hub_view import HubForms, render_push_form
 from apps.ui.models.lineage_picture import render_lineage
 from apps.ui.models.model_evaluations import render_evaluations
@@ -166,15 +167,20 @@ def _render_promotion(view: ModelView) -> str:
     """Render the form that points an alias to the model; empty without the permission."""
     if WRITE not in view.access.permissions:
         return ""
-    others = [alias for alias in view.aliases if alias.model != view.model.id]
-    names = "".join(f'<option value="{escape(alias.id)}"></option>' for alias in others)
-    first = next((alias.id for alias in others if alias.id == "latest"), "")
+    others = [alias.id for alias in view.aliases if alias.model != view.model.id]
+    field = render_field(
+        view.forms.problem,
+        PROMOTE,
+        "alias",
+        "Point an alias to this model",
+        "for example production",
+        value="latest" if "latest" in others else "",
+        options="".join(f'<option value="{escape(name)}"></option>' for name in others),
+        is_needed=True,
+    )
     return (
-        f'<form class="ts-promote" data-action="promote" data-model="{escape(view.model.id)}">'
-        '<label for="promote-alias">Point an alias to this model</label>'
-        f'<input id="promote-alias" name="alias" list="alias-names" value="{escape(first)}" '
-        'required maxlength="128" placeholder="latest, or a new name" autocomplete="off">'
-        f'<datalist id="alias-names">{names}</datalist>'
+        f'<form class="ts-model-form" data-action="{PROMOTE}" '
+        f'data-model="{escape(view.model.id)}">{field}'
         '<button class="ts-small ts-primary">Promote</button></form>'
     )
 

@@ -20,15 +20,8 @@ from apps.client.evaluation_resources import Evaluation
 from apps.client.model_resources import HubPermissions, HubTransfer, Model, ModelAlias
 from apps.ui.chat.model_menu import TASK
 from apps.ui.error_messages import describe_error
-from apps.ui.models.hub_view import (
-    INSTALL,
-    PUSH,
-    HubFormProblem,
-    HubForms,
-    locate_problem,
-    render_install_form,
-    render_transfers,
-)
+from apps.ui.models.form_fields import FORMS, FormProblem, locate_problem
+from apps.ui.models.hub_view import HubForms, render_install_form, render_transfers
 from apps.ui.models.model_actions import ModelAction, perform, read_action
 from apps.ui.models.model_detail import (
     ModelContent,
@@ -65,7 +58,7 @@ class ShownModel:
     alias: str = ""
     content: ModelContent | None = None
     digest: str = ""
-    problem: HubFormProblem | None = None
+    problem: FormProblem | None = None
     running: frozenset[str] = frozenset()
     transfers: str = ""
 
@@ -260,10 +253,10 @@ class _Page:
             done = await perform(self._client, action)
         except ApiClientError as exc:
             message = describe_error(exc)
-            if action.action in (INSTALL, PUSH):
+            if action.action in FORMS:
                 param = exc.param if isinstance(exc, RequestRefusedError) else None
                 field = locate_problem(action.action, param)
-                problem = HubFormProblem(action.action, field, message, action._asdict())
+                problem = FormProblem(action.action, field, message, action._asdict())
                 return await self._show(replace(shown, problem=problem))
             return await self._show(shown, message, "error")
         if action.action == "delete":

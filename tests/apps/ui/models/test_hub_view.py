@@ -6,13 +6,12 @@ import pytest
 
 from apps.client.model_resources import HubPermissions, HubTransfer, Model, WorkProblem
 from apps.client.resources import Access
+from apps.ui.models.form_fields import FormProblem, locate_problem
 from apps.ui.models.hub_view import (
     MAX_TRANSFERS,
     NO_INSTALL,
     NO_PUSH,
-    HubFormProblem,
     HubForms,
-    locate_problem,
     render_install_form,
     render_push_form,
     render_transfers,
@@ -54,6 +53,8 @@ def test_forms_are_those_that_the_operator_and_the_key_permit() -> None:
         ("install", "other", "source"),
         ("push", "repository", "repository"),
         ("push", "id", "repository"),
+        ("promote", "alias", "alias"),
+        ("promote", None, "alias"),
     ],
 )
 def test_problems_are_located(form: str, param: str | None, field: str) -> None:
@@ -62,7 +63,7 @@ def test_problems_are_located(form: str, param: str | None, field: str) -> None:
 
 def test_refused_form_keeps_what_was_entered_and_has_the_problem_at_its_field() -> None:
     entered = {"source": HOSTILE, "revision": "v1", "new_id": "tiny"}
-    problem = HubFormProblem("install", "new_id", f"{HOSTILE} is taken", entered)
+    problem = FormProblem("install", "new_id", f"{HOSTILE} is taken", entered)
     html = render_install_form(HubForms(PERMITTED, ADMIN, problem))
     assert HOSTILE not in html
     assert 'value="v1"' in html
@@ -72,7 +73,7 @@ def test_refused_form_keeps_what_was_entered_and_has_the_problem_at_its_field() 
     assert 'id="install-id-problem" role="alert"' in field
     assert "aria-invalid" not in render_push_form(HubForms(PERMITTED, ADMIN, problem), MODEL)
 
-    problem = HubFormProblem("push", "repository", "no", {"repository": "x", "public": "on"})
+    problem = FormProblem("push", "repository", "no", {"repository": "x", "public": "on"})
     html = render_push_form(HubForms(PERMITTED, ADMIN, problem), MODEL)
     assert 'value="x"' in html
     assert " checked" in html
