@@ -342,6 +342,7 @@ def test_run_is_extended_by_the_new_number_of_epochs(
     expect(field).to_have_value("8")
     expect(page.get_by_label("Steps in all")).to_be_hidden()
     expect(page.locator("#extend-hint")).to_have_text("More than the 5 of this run.")
+    expect(page.locator("#extend-early")).to_be_hidden()
     page.get_by_role("button", name="Back").click()
     assert stub.runs.extended == []
     page.click("#extend-button")
@@ -366,6 +367,17 @@ def test_run_is_extended_by_the_new_number_of_epochs(
     expect(find_chart(page)).to_have_attribute("data-points", "10")  # the earlier steps
     page.click("#extended-run")
     expect(page.locator("#run-detail h2")).to_have_text("mine")
+
+
+def test_extension_of_a_run_that_stopped_early_names_its_patience(
+    page: Page, stub: StubApi, address: str
+) -> None:
+    training = {**TRAINING, "early_stopping_patience": 3}
+    add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned", training=training)
+    stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
+    open_view(page, address, "?run=mine")
+    page.click("#extend-button")
+    expect(page.locator("#extend-early")).to_contain_text("after 3 evaluations without a better")
 
 
 def test_run_that_ended_at_max_steps_is_extended_by_steps(

@@ -7,6 +7,15 @@ window.tuneserveRuns = (() => {
   const MAX_LOG_CHARACTERS = 400_000;
   const VIEWS = ["list", "run", "compare"];
 
+  function describeEarlyStop(patience) {
+    return [
+      "This run stopped early.",
+      `The new run stops early too, after ${patience} evaluations without a better one.`,
+      "Its model may then equal that of this run.",
+      "To train longer, start again with changes.",
+    ].join(" ");
+  }
+
   class Page extends TuneserveTab {
     constructor(element, ask, act) {
       super(element.querySelector(".ts-runs-page"), ask);
@@ -266,7 +275,7 @@ window.tuneserveRuns = (() => {
     }
 
     // Proposes half as much again; the number of steps is shown only if the run has a limit of them.
-    chooseExtension({ limit, epochs, steps }) {
+    chooseExtension({ limit, epochs, steps, patience }) {
       const dialog = this.find("#extend-dialog");
       const before = { epochs: Number(epochs), max_steps: steps && Number(steps) };
       for (const label of dialog.querySelectorAll("[data-length]")) {
@@ -280,6 +289,8 @@ window.tuneserveRuns = (() => {
       this.extended = this.run;
       this.find("#extend-hint").textContent = `More than the ${before[limit]} of this run.`;
       this.find("#extend-both").hidden = !steps;
+      this.find("#extend-early").hidden = !patience;
+      if (patience) this.find("#extend-early").textContent = describeEarlyStop(patience);
       this.find("#extend-name").value = "";
       this.find("#extend-confirm").disabled = false;
       this.showExtensionError("");

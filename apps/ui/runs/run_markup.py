@@ -167,6 +167,9 @@ def _render_extend_button(job: Job) -> str:
         for name, value in (("epochs", epochs), ("steps", max_steps))
         if isinstance(value, int)
     )
+    patience = job.training.get("early_stopping_patience") if has_stopped_early(job) else None
+    if isinstance(patience, int):
+        settings += f' data-patience="{patience}"'
     more = f' data-limit="{limit}"{settings}'
     return _render_button("extend", "Extend", "Extending…", more=more)
 

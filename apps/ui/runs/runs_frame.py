@@ -104,6 +104,7 @@ _DIALOGS = r"""
     required aria-describedby="extend-hint extend-error"></label>
   <p id="extend-hint" class="ts-muted"></p>
   <p id="extend-both" class="ts-muted" hidden>The training ends with the first of the two.</p>
+  <p id="extend-early" hidden></p>
   <p id="extend-error" class="ts-field-error" role="alert"></p>
   <label>Name of the run <input id="extend-name" maxlength="64" pattern="[A-Za-z0-9][A-Za-z0-9_\-]*"
     placeholder="As before" aria-describedby="extend-error"></label>
