@@ -59,7 +59,7 @@ class ChatLayout:
             )
             with gr.Column(scale=1, min_width=150, elem_id="chat-model-actions"):
                 self.more = gr.Button("Show checkpoints", size="sm", elem_id="chat-checkpoints")
-                self.compare = gr.HTML(render_compare_link(""), elem_id="chat-compare")
+                self.compare = gr.HTML(render_compare_link(ModelMenu(), ""), elem_id="chat-compare")
         self.note = gr.HTML(elem_id="chat-note", visible=False)
 
     def _build_conversation(self) -> None:
@@ -87,7 +87,8 @@ def show_continue(conversation: Conversation) -> Any:
     return gr.Button(visible=conversation.find_cut_answer() is not None)
 
 
-def render_compare_link(name: Any) -> str:
-    """Render the link that compares the chosen model with others."""
-    query = f"?models={quote(name, safe='')}" if isinstance(name, str) and name else ""
+def render_compare_link(menu: ModelMenu, name: Any) -> str:
+    """Render the link that compares the chosen model, with its base if the menu has that."""
+    names = [*menu.list_bases(name), name] if isinstance(name, str) and name else []
+    query = f"?models={','.join(quote(each, safe='') for each in names)}" if names else ""
     return f'<a class="ts-side-link" href="./compare{query}">Compare models</a>'

@@ -48,6 +48,10 @@ SHOW_MODEL_JS = """(name) => {
   history.replaceState(null, "", url);
 }"""
 
+OWN_CONVERSATIONS = (
+    "Each model has its own conversation. To return to the last one, choose its model again."
+)
+
 
 class _ModelHandlers:
     """The event handlers of the model menu."""
@@ -100,31 +104,32 @@ class _ModelHandlers:
             ui.note: note,
             ui.history: chat.conversation.to_chatbot(),
             ui.go_on: show_continue(chat.conversation),
-            ui.compare: render_compare_link(chosen),
+            ui.compare: render_compare_link(menu, chosen),
             **({ui.bar.text: question} if question else {}),
         }
 
     async def choose(self, chat: OpenChat, menu: ModelMenu, name: Any, text: Any) -> Updates:
-        """Start a new conversation with the chosen model, and show the note about the model.
+        """Open the conversation with the chosen model, and show the note about the model.
 
-        A question sent right after the choice may already have opened a conversation with this
-        model; that conversation is kept. A question without an answer is put back into the text
-        field, unless the field has text.
+        It is the last one of this tab with this model, else a new one. A question sent right after
+        the choice may already have opened a conversation with this model; that one is kept. A
+        question without an answer is put back into the text field, unless the field has text.
         """
         ui = self._ui
         chat.chosen_model = name
         if chat.conversation.asked_model == name:
-            return {ui.compare: render_compare_link(name)}
+            return {ui.compare: render_compare_link(menu, name)}
         unanswered = chat.conversation.find_unanswered()
-        chat.begin(Conversation(asked_model=name))
+        if chat.switch_model(name if isinstance(name, str) else ""):
+            gr.Info(OWN_CONVERSATIONS)
         return {
             ui.note: show_notice(*await describe_choice(self._client, menu, name)),
-            ui.history: [],
+            ui.history: chat.conversation.to_chatbot(),
             ui.answered_by: "",
             ui.bar.text: unanswered if unanswered and not text else gr.skip(),
             ui.kept: pack_conversation(chat.conversation),
-            ui.go_on: gr.Button(visible=False),
-            ui.compare: render_compare_link(name),
+            ui.go_on: show_continue(chat.conversation),
+            ui.compare: render_compare_link(menu, name),
         }
 
     async def suggest(self, menu: ModelMenu, name: Any) -> Any:

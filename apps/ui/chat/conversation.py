@@ -16,6 +16,9 @@ from apps.ui.chat.answer_note import AnswerFacts, render_note
 from apps.ui.chat.opening import Opening
 from apps.ui.chat.sampling_settings import AnswerSettings
 
+MAX_LEFT_CONVERSATIONS = 8
+"""Most conversations of a tab with models that are not chosen at present."""
+
 OTHER_MODEL_NOTE = "{} answered instead of {}; this is a new conversation with your last question."
 NOT_CONTINUED = "{} would continue the answer of {}: the answer stays as it is."
 
@@ -120,6 +123,8 @@ class OpenChat:
     """A question whose answer has not been started."""
     _answered: Conversation | None = field(default=None, init=False)
     """The conversation that is being answered, with the answer so far."""
+    _left: dict[str, Conversation] = field(default_factory=dict, init=False)
+    """Conversations with other models, by the name of the model; the oldest first."""
 
     @property
     def is_busy(self) -> bool:
@@ -130,6 +135,19 @@ class OpenChat:
         """Open another conversation; drop an answer in progress."""
         self.stop()
         self.conversation = conversation
+
+    def switch_model(self, name: str) -> bool:
+        """Open the conversation with another model: the last one of this tab, else a new one.
+
+        Returns whether the conversation that is left has answers.
+        """
+        left = self.conversation.drop_unanswered()
+        if left.turns:
+            self._left[left.asked_model] = left
+        self.begin(self._left.pop(name, Conversation(asked_model=name)))
+        while len(self._left) > MAX_LEFT_CONVERSATIONS:
+            del self._left[next(iter(self._left))]
+        return bool(left.turns)
 
     def stop(self) -> None:
         """Keep the conversation as it is; drop the rest of an answer in progress."""

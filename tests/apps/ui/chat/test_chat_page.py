@@ -186,6 +186,20 @@ def test_change_of_model_starts_new_conversation(tab: Tab, stub: StubApi) -> Non
     assert list_questions(stub.bodies[-1]) == ["second"]
 
 
+def test_conversation_continues_when_its_model_is_chosen_again(tab: Tab, stub: StubApi) -> None:
+    tab.send("first")
+    assert "Each model has its own conversation" in tab.choose("base").text
+    tab.send("second", "base")
+    again = tab.choose("latest")
+    assert '"first"' in again.text
+    assert '"second"' not in again.text
+    tab.send("third")
+    assert list_questions(stub.bodies[-1]) == ["first", "third"]
+    tab.choose("base")
+    tab.send("fourth", "base")
+    assert list_questions(stub.bodies[-1]) == ["second", "fourth"]
+
+
 def test_hand_over_of_generator_starts_new_conversation(tab: Tab, stub: StubApi) -> None:
     """The alias moved before the first question; the generator switches after it."""
     stub.latest = "newer"

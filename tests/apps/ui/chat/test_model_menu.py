@@ -1,6 +1,7 @@
 """The entries of the menu of models."""
 
 from apps.client.model_resources import Model
+from apps.ui.chat.chat_layout import render_compare_link
 from apps.ui.chat.model_menu import ModelMenu, OfferedCheckpoint, describe_choice, load_menu
 from tests.apps.stub_api import StubApi, ask
 
@@ -22,6 +23,16 @@ def test_menu_has_aliases_models_adapters_and_checkpoints() -> None:
     found = menu.find("tuned-step-3")
     assert found is not None
     assert (found.run_id, found.checkpoint_step) == ("ftjob-1", 3)
+
+
+def test_base_of_a_model_is_listed_if_it_is_offered() -> None:
+    tuned = Model(id="full", aliases=("latest",), tuned_from="base")
+    menu = ModelMenu((ADAPTER, tuned, Model(id="base", base=True), Model(id="x", tuned_from="y")))
+    assert [menu.list_bases(name) for name in ("tone", "full", "latest")] == [["base"]] * 3
+    assert [menu.list_bases(name) for name in ("base", "x", "gone")] == [[]] * 3
+    link = render_compare_link(menu, "latest")
+    assert 'href="./compare?models=base,latest"' in link
+    assert 'href="./compare"' in render_compare_link(menu, None)
 
 
 def test_published_checkpoint_is_a_model() -> None:
