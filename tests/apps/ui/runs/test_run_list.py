@@ -43,6 +43,15 @@ def test_waiting_run_is_not_shown_as_started() -> None:
     assert "number 2 in the queue" in html
 
 
+def test_waiting_extension_shows_its_reason_and_not_the_steps_of_the_extended_run() -> None:
+    progress = {"step": 32, "loss": 1.5}
+    changes = {"extended_from": "ftjob-0", "progress": progress}
+    html = render_row(make_job(status="queued", waiting_for="number 2 in the queue", **changes))
+    assert "number 2 in the queue" in html
+    assert "step 32" not in html
+    assert "step 32" in render_row(make_job(status="running", **changes))
+
+
 def test_run_that_stopped_early_is_complete() -> None:
     html = render_row(make_job(status="succeeded", progress={"step": 32, "num_steps": 48}))
     assert 'value="1.000"' in html
