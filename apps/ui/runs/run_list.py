@@ -62,7 +62,9 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
     name, run = escape(name_job(job)), escape(job.id)
     loss = job.progress.loss if job.progress else None
     metric = "" if line.value is None else f"{line.value:.3f}"
-    if metric and line.metric != "loss":
+    if metric and line.metric == "loss":
+        metric += ' <span class="ts-muted">loss</span>'
+    elif metric:
         metric += (
             f' <span class="ts-muted" translate="no">{escape(line.metric.replace("_", " "))}</span>'
         )
@@ -71,13 +73,14 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
         ("Model", _render_name(job.model)),
         ("Data", _render_name(name_data(job))),
         ("Progress", _render_progress(job)),
-        ("Loss", f"{draw(line.losses)}{'' if loss is None else f'<span>{loss:.3f}</span>'}"),
+        ("Training loss", draw(line.losses) + ("" if loss is None else f"<span>{loss:.3f}</span>")),
         ("Validation", metric),
         ("Started", _render_started(job)),
         ("Duration", render_duration(job)),
     )
     shown = "".join(
-        f'<td data-label="{label}" class="ts-{label.lower()}">{cell}</td>' for label, cell in cells
+        f'<td data-label="{label}" class="ts-{label.lower().replace(" ", "-")}">{cell}</td>'
+        for label, cell in cells
     )
     return (
         f'<tr data-run="{run}"><td class="ts-choice"><input type="checkbox" data-select="{run}" '
