@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from html import escape
 from typing import Literal
+from urllib.parse import quote
 
 MomentKind = Literal["moment", "clock", "relative"]
 
@@ -30,6 +31,8 @@ TITLES = {**dict(PAGES), "compare": "Compare models"}
 API_PAGE = "api"
 NAMES = "ts-names"
 """The class of menus whose entries are names, which `translate.js` leaves as they are."""
+_SHORT_ID = 12
+"""Most characters after the kind of an id that are not shortened."""
 UNKNOWN = "–"
 """What is shown for a value that does not exist."""
 _ICONS = {
@@ -112,6 +115,20 @@ def keep(text: str, tag: str = "span") -> str:
 def keep_english(text: str, tag: str = "span") -> str:
     """Render a text of the API, which is English in every language of the page."""
     return f'<{tag} lang="en" translate="no">{escape(text)}</{tag}>'
+
+
+def link_run(run_id: str, attributes: str = "") -> str:
+    """Render the link to a run whose name is not known: the shortened id, with the id as title."""
+    return (
+        f'<a href="./runs?run={quote(run_id, safe="")}" title="{escape(run_id)}" '
+        f'translate="no"{attributes}>{escape(shorten_id(run_id))}</a>'
+    )
+
+
+def shorten_id(identifier: str) -> str:
+    """Shorten an id such as `ftjob-18ebcb7cc8efc31d11568e8e` to its kind and last characters."""
+    kind, _, rest = identifier.partition("-")
+    return f"{kind}-…{rest[-6:]}" if len(rest) > _SHORT_ID else identifier
 
 
 def render_notice(message: str, kind: str = "info", *, of_api: bool = False) -> str:

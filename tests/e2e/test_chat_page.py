@@ -114,7 +114,8 @@ def test_answer_names_model_run_and_speed_as_links(chat: Page, stub: StubApi) ->
         "./models?model=base-tuned",
         "./runs?run=ftjob-1",
     ]
-    expect(links.nth(1)).to_have_text("run ftjob-1, step 40")
+    expect(links.nth(1)).to_have_text("ftjob-1")
+    expect(note).to_contain_text("run ftjob-1, step 40")
 
 
 def test_history_and_settings_survive_reload(chat: Page, stub: StubApi) -> None:

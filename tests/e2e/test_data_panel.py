@@ -233,6 +233,10 @@ def test_columns_are_guessed_mapped_and_sent_with_start(page: Page, stub: StubAp
     page.get_by_role("option", name="question").click()
     columns = {"prompt": "reply", "completion": "question"}
     wait_until(lambda: {"columns": columns} in stub.previews, 60, "the preview follows the menus")
+    page.reload()
+    expect(page.locator("#column-0 input")).to_have_value("reply", timeout=PATIENCE_MS)
+    expect(page.locator("#column-1 input")).to_have_value("question")
+    expect(page.locator("#preview")).to_contain_text("Questions with answers", timeout=PATIENCE_MS)
     page.click("#more-settings button")
     field = page.locator("#setting-columns textarea, #setting-columns input")
     expect(field).to_have_value(re.compile('"prompt": "reply"'))

@@ -5,6 +5,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict
 
+from apps.ui import markup
+
 
 class AnswerFacts(BaseModel):
     """What is known about an answer; None is unknown."""
@@ -31,7 +33,7 @@ def render_note(facts: AnswerFacts) -> str:
     if facts.seconds is not None:
         parts.append(f"{facts.seconds:.1f} s")
     if facts.run_id:
-        parts.append(f'<a href="./runs?run={quote(facts.run_id, safe="")}">{_name_step(facts)}</a>')
+        parts.append(f"run {markup.link_run(facts.run_id)}{_name_step(facts)}")
     shown = " · ".join(f"<span>{part}</span>" for part in parts)
     line = f'<p class="ts-answered" translate="yes">{shown}</p>'
     if facts.is_cut:
@@ -48,6 +50,6 @@ def _link_model(model: str | None) -> str:
 
 
 def _name_step(facts: AnswerFacts) -> str:
-    """Return the text of the link to the run: its id, and the step of the checkpoint."""
+    """Return the step of the checkpoint, as the end of a sentence; empty if it is not known."""
     step = (facts.checkpoint or "").removeprefix("step-")
-    return f"run {escape(str(facts.run_id))}" + (f", step {escape(step)}" if step else "")
+    return f", step {escape(step)}" if step else ""

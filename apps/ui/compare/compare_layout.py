@@ -114,8 +114,7 @@ def render_head(name: str, model: Model | None) -> str:
         parts.append("base model")
     if model.run_id:
         step = "" if model.checkpoint_step is None else f", step {model.checkpoint_step:,}"
-        link = f"./runs?run={quote(model.run_id, safe='')}"
-        parts.append(f'run <a href="{link}" translate="no">{escape(model.run_id)}</a>{step}')
+        parts.append(f"run {markup.link_run(model.run_id)}{step}")
     shown = " · ".join(f"<span>{part}</span>" for part in parts)
     href = f"./models?model={quote(model.id, safe='')}"
     link = f'<a href="{href}" translate="no">{escape(model.id)}</a>'

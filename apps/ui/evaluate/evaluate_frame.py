@@ -12,8 +12,8 @@ _HEAD = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
 
 
 _ROWS_NOTE = (
-    "Files whose columns have names of their own are not listed: choose the validation rows of a "
-    "run that learned from them."
+    "A file whose columns have names of their own is listed once a run has learned from it; its "
+    "columns are those of the run."
 )
 
 

@@ -23,7 +23,7 @@ from apps.ui.evaluate.evaluate_request import (
 )
 from apps.ui.evaluate.evaluation_list import read_evaluation_list
 from apps.ui.evaluate.evaluation_view import read_evaluation
-from apps.ui.evaluate.start_form import explain_refusal, read_form
+from apps.ui.evaluate.start_form import complete_request, explain_refusal, read_form
 from apps.ui.tab_frame import build_tab_frame
 from apps.ui.tab_state import Content, TabMessage, TabState, write_message
 
@@ -67,6 +67,7 @@ class _EvaluateHandlers:
         if request is None:
             return {"is_done": False, "problems": problems}
         try:
+            request = await complete_request(self._client, request)
             made = await self._client.evaluations.create(request)
         except ApiClientError as exc:
             return {"is_done": False, "problems": explain_refusal(exc)}

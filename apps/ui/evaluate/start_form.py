@@ -12,7 +12,7 @@ from apps.client.resources import File, Job
 from apps.ui.chat.model_menu import ModelMenu, load_menu
 from apps.ui.error_messages import describe_error
 from apps.ui.evaluate.evaluate_request import EvaluateAction
-from apps.ui.fine_tune.data.file_menu import list_file_choices
+from apps.ui.fine_tune.data.file_menu import UNKNOWN_COLUMNS, list_file_choices
 from apps.ui.runs.run_markup import name_data, name_job
 from apps.ui.runs.run_result import has_validation_rows
 
@@ -78,7 +78,7 @@ def list_models(menu: ModelMenu) -> list[MenuEntry]:
 
 def list_rows(files: Sequence[File], jobs: Sequence[Job]) -> list[MenuEntry]:
     """Return the entries of the menu of rows: uploaded files, validation rows of runs."""
-    usable = [file for file in files if file.status != "error" and _has_answers(file)]
+    usable = [file for file in files if _is_usable(file, jobs) and _has_answers(file)]
     entries = [
         MenuEntry(group="Files", label=label, value=f"file:{file_id}")
         for label, file_id in list_file_choices(usable, time.time())
@@ -92,6 +92,35 @@ def list_rows(files: Sequence[File], jobs: Sequence[Job]) -> list[MenuEntry]:
         for job in jobs
         if has_validation_rows(job)
     ]
+
+
+def _is_usable(file: File, jobs: Sequence[Job]) -> bool:
+    if file.status != "error":
+        return True
+    return file.error_code == UNKNOWN_COLUMNS and bool(find_columns(file.id, jobs))
+
+
+def find_columns(file_id: str, jobs: Sequence[Job]) -> Mapping[str, object]:
+    """Return the columns with which the newest of some runs read a file; empty if none did."""
+    for job in jobs:  # the newest first
+        columns = job.training.get("columns")
+        is_text = job.training.get("task", TASK) == TASK
+        if file_id in (job.training_file, job.validation_file) and is_text and columns:
+            return columns if isinstance(columns, Mapping) else {}
+    return {}
+
+
+async def complete_request(client: ApiClient, request: EvaluationRequest) -> EvaluationRequest:
+    """Add the columns of a file that have names of their own, as its newest run has them.
+
+    Raises `ApiClientError`.
+    """
+    file_id = request.get("file")
+    if file_id is None or (await client.files.get(file_id)).error_code != UNKNOWN_COLUMNS:
+        return request
+    jobs = await _list_permitted(client.jobs.list_newest(MAX_RUNS))
+    columns = find_columns(file_id, jobs)
+    return {**request, "training": {"columns": columns}} if columns else request
 
 
 def _label_validation_rows(name: str, data: str) -> str:

@@ -16,8 +16,9 @@ from apps.client.model_resources import Model
 from apps.client.resources import Estimate
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.fine_tune.data.column_mapping import COLUMNS, RECALL_COLUMNS_JS, recall_mapping
 from apps.ui.fine_tune.data.data_panel import DataPanel
-from apps.ui.fine_tune.data.file_menu import RECALL_JS, FileMenu, choose_file
+from apps.ui.fine_tune.data.file_menu import RECALL_FILE_JS, FileMenu, choose_file
 from apps.ui.fine_tune.data.preview import render_preview
 from apps.ui.fine_tune.former_run import read_former_run
 from apps.ui.fine_tune.model_facts import show_model_facts
@@ -92,12 +93,12 @@ class FineTunePage:
                 self.preview = self.panel.preview
 
     async def open(
-        self, remembered: str | None, request: gr.Request
+        self, remembered: str | None, remembered_columns: str | None, request: gr.Request
     ) -> AsyncGenerator[tuple[Any, ...], None]:
         """Fill the menus and the settings, like those of the run in `?from=`, then the preview.
 
-        Without that run, the remembered file is chosen if it exists. One event fills everything,
-        because each takes a round trip of the browser.
+        Without that run, the remembered file is chosen if it exists, with its columns. One event
+        fills everything, because each takes a round trip of the browser.
         """
         kept: tuple[Any, ...] = (gr.skip(),) * len(self.opened)
         notice = ""
@@ -124,6 +125,8 @@ class FineTunePage:
             yield show_notice(message, "error"), *kept[1:]
             return
         tasks = show_tasks(defaults)
+        if not run_id and (recalled := recall_mapping(remembered_columns, columns, defaults)):
+            entered = {COLUMNS: recalled}
         defaults, entered, *mapping = self.panel.columns.fit(columns, None, defaults, entered)
         yield (
             show_notice(notice),
@@ -287,9 +290,9 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     page = FineTunePage(client, uploads)
     gr.on(
         fn=page.open,
-        inputs=page.files.remembered,
+        inputs=[page.files.remembered, page.panel.columns.remembered],
         outputs=page.opened,
-        js=RECALL_JS,
+        js=f"() => [{RECALL_FILE_JS}, {RECALL_COLUMNS_JS}]",
         show_progress="minimal",
         show_progress_on=page.preview,
         api_visibility="private",

@@ -10,6 +10,7 @@ from html import escape
 from urllib.parse import quote
 
 from apps.client.model_resources import Model
+from apps.ui import markup
 
 MAX_CHILDREN = 12
 CHECKPOINT = "Checkpoint"
@@ -93,7 +94,7 @@ def _describe_data(data: object) -> tuple[str, ...]:
 def _list_runs(model: Model) -> list[Box]:
     if model.run_id is None:
         return []
-    return [Box("Run", model.run_id, f"./runs?run={quote(model.run_id)}")]
+    return [Box("Run", markup.shorten_id(model.run_id), f"./runs?run={quote(model.run_id)}")]
 
 
 def _list_checkpoints(model: Model, lineage: Mapping[str, object]) -> list[Box]:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Collection, Sequence
 from html import escape
 from itertools import takewhile
-from urllib.parse import quote
 
 from apps.client.resources import Event, Job
 from apps.ui import markup
@@ -38,10 +37,8 @@ def _render_extended(job: Job) -> str:
     """Render the link to the run that this one extends; empty if it extends none."""
     if (extended := job.extended_from) is None:
         return ""
-    return (
-        f' · extends <a id="extended-run" href="./runs?run={quote(extended)}" data-go="run" '
-        f'data-run="{escape(extended)}" translate="no">{escape(extended)}</a>'
-    )
+    attributes = f' id="extended-run" data-go="run" data-run="{escape(extended)}"'
+    return f" · extends {markup.link_run(extended, attributes)}"
 
 
 def _render_progress(job: Job, stage: str) -> str:

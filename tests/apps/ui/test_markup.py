@@ -7,10 +7,30 @@ from tests.apps.ui.hostile import HOSTILE, assert_escaped
 
 
 @pytest.mark.parametrize(
-    "html", [markup.render_notice(HOSTILE, "error"), markup.render_badge(HOSTILE)]
+    "html",
+    [
+        markup.render_notice(HOSTILE, "error"),
+        markup.render_badge(HOSTILE),
+        markup.link_run(HOSTILE),
+    ],
 )
 def test_hostile_content_is_escaped(html: str) -> None:
     assert_escaped(html)
+
+
+@pytest.mark.parametrize(
+    ("run", "shown"),
+    [
+        ("ftjob-18ebcb7cc8efc31d11568e8e", "ftjob-…568e8e"),
+        ("mine", "mine"),
+        ("my-run-2", "my-run-2"),
+    ],
+)
+def test_run_is_linked_by_its_shortened_id(run: str, shown: str) -> None:
+    html = markup.link_run(run)
+    assert f'href="./runs?run={run}"' in html
+    assert f'title="{run}"' in html
+    assert html.endswith(f">{shown}</a>")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,14 @@ from apps.ui.fine_tune.data.file_menu import UNKNOWN_COLUMNS
 COLUMNS = "columns"
 """The setting of a job that names the columns."""
 MAPPED = "mapped_columns"
+_STORAGE_KEY = "tuneserve-columns"
+REMEMBER_COLUMNS_JS = f"""(...chosen) => {{
+  try {{ window.localStorage.setItem("{_STORAGE_KEY}", JSON.stringify(chosen)); }} catch {{}}
+}}"""
+"""Keep the id of a file and what its menus show in the browser."""
+RECALL_COLUMNS_JS = f"""(() => {{
+  try {{ return window.localStorage.getItem("{_STORAGE_KEY}") || ""; }} catch {{ return ""; }}
+}})()"""
 """A key in the defaults that changes with the mapping, so that the settings are shown again."""
 BY_NAME = ""
 PARTS: Mapping[str, Mapping[str, str]] = {
@@ -112,6 +120,24 @@ def read_mapping(entered: Mapping[str, Any]) -> dict[str, str]:
     return {str(ours): str(theirs) for ours, theirs in value.items()}
 
 
+def recall_mapping(
+    remembered: str | None, found: FileColumns, defaults: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Return the columns that were chosen last, as the browser kept them; empty for another file.
+
+    `remembered` is a JSON list: the id of the file, then the value of each menu.
+    """
+    try:
+        kept = json.loads(remembered or "")
+    except ValueError:
+        return {}
+    if not isinstance(kept, list) or not kept or kept[0] != found.data:
+        return {}
+    parts = PARTS.get(str(defaults["task"]) if defaults else "causal_lm", {})
+    pairs = zip(parts, kept[1:], strict=False)
+    return {part: name for part, name in pairs if isinstance(name, str) and name in found.columns}
+
+
 def list_other_parts(task: str) -> set[str]:
     """Return the parts of rows that only other tasks have."""
     return {part for parts in PARTS.values() for part in parts} - set(PARTS.get(task, {}))
@@ -124,6 +150,9 @@ class ColumnMapping:
         self._client = client
         self.found: gr.State = gr.State(FileColumns(None))
         self.fitted: gr.State = gr.State()  # the id of the file that the menus are for
+        self.remembered = gr.Textbox(
+            visible="hidden", elem_id="remembered-columns", show_label=False
+        )
         self.place = gr.Accordion("Columns", open=False, visible=False, elem_id="column-mapping")
         with self.place:
             self.note = gr.HTML(elem_id="column-note")

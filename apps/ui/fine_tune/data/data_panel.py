@@ -8,7 +8,7 @@ from gradio.components import Component
 from gradio.events import Dependency
 
 from apps.client.client import ApiClient
-from apps.ui.fine_tune.data.column_mapping import ColumnMapping
+from apps.ui.fine_tune.data.column_mapping import REMEMBER_COLUMNS_JS, ColumnMapping
 from apps.ui.fine_tune.data.row_browser import RowBrowser, RowView
 from apps.ui.fine_tune.data.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
 from apps.ui.fine_tune.training_settings import RELEASE_JS, Entered
@@ -114,6 +114,7 @@ class DataPanel:
             show_progress="hidden",
             **_PRIVATE,
         )
+        mapped.then(None, [data, *self.columns.menus], js=REMEMBER_COLUMNS_JS, **_PRIVATE)
         for event in (*changed, mapped):
             event.then(show_preview, asked, self.preview, show_progress="minimal", **_PRIVATE).then(
                 self.refresh_rows,

@@ -29,11 +29,11 @@ HANDBOOK_NAME = "The bundled handbook"
 UNKNOWN_COLUMNS = "unknown_columns"
 _PURPOSE = "fine-tune"
 _STORAGE_KEY = "tuneserve-data"
-RECALL_JS = f"""() => {{
+RECALL_FILE_JS = f"""(() => {{
   const asked = new URLSearchParams(window.location.search).get("data");
-  try {{ return [asked || window.localStorage.getItem("{_STORAGE_KEY}") || ""]; }}
-  catch {{ return [asked || ""]; }}
-}}"""
+  try {{ return asked || window.localStorage.getItem("{_STORAGE_KEY}") || ""; }}
+  catch {{ return asked || ""; }}
+}})()"""
 """The id of the file in the page's address, or of the one that was chosen last."""
 REMEMBER_JS = f"""(id) => {{
   try {{ if (id) window.localStorage.setItem("{_STORAGE_KEY}", id); }} catch {{}}

@@ -18,7 +18,8 @@ def test_note_links_to_model_and_run() -> None:
         '<p class="ts-answered" translate="yes"><span>Answered by '
         '<a href="./models?model=tuned" translate="no">tuned</a></span> · '
         "<span>1,200 tokens</span> · <span>588 tokens/s</span> · <span>2.0 s</span> · "
-        '<span><a href="./runs?run=ftjob-1">run ftjob-1, step 40</a></span></p>'
+        '<span>run <a href="./runs?run=ftjob-1" title="ftjob-1" translate="no">ftjob-1</a>, step 40'
+        "</span></p>"
     )
 
 
@@ -35,4 +36,4 @@ def test_cut_answer_is_marked() -> None:
 def test_names_are_escaped() -> None:
     note = render_note(AnswerFacts(model=HOSTILE, run_id=HOSTILE, checkpoint=HOSTILE))
     assert "<img" not in note
-    assert note.count('"') == 10  # of the line, and of two links
+    assert note.count('"') == 14  # of the line, and of two links

@@ -7,7 +7,13 @@ import pytest
 from apps.client.errors import ApiTimeoutError, RequestRefusedError
 from apps.client.resources import Job
 from apps.ui.evaluate.evaluate_request import EvaluateAction
-from apps.ui.evaluate.start_form import explain_refusal, list_rows, read_form, read_menus
+from apps.ui.evaluate.start_form import (
+    complete_request,
+    explain_refusal,
+    list_rows,
+    read_form,
+    read_menus,
+)
 from tests.apps.stub_api import StubApi, ask
 
 VALID = {"models": ("base", "latest"), "rows": "file:f-1", "max_rows": " 45 ", "max_tokens": "64"}
@@ -111,3 +117,27 @@ def test_runs_without_validation_rows_are_not_offered() -> None:
         ),
     ]
     assert [entry["value"] for entry in list_rows([], jobs)] == ["job:ftjob-1"]
+
+
+COLUMNS = {"prompt": "question", "completion": "reply"}
+
+
+def test_file_with_names_of_its_own_is_read_as_by_its_newest_run(api: StubApi) -> None:
+    odd = {**api.files[0], "id": "file-odd", "status": "error", "error_code": "unknown_columns"}
+    api.files.append(odd)
+    request, _ = read_form(make_action(rows="file:file-odd"))
+    assert request is not None
+    for task, columns in (("sequence_classification", {"text": "question"}), ("causal_lm", {})):
+        training = {"task": task, "columns": columns}
+        api.add_job(f"ftjob-{task}", "succeeded", training_file="file-odd", training=training)
+    assert "file:file-odd" not in [entry["value"] for entry in ask(api, read_menus)["rows"]]
+    assert ask(api, lambda client: complete_request(client, request)) == request
+
+    training = {"columns": COLUMNS}
+    api.add_job("ftjob-odd", "failed", training_file="file-odd", training=training)
+    assert "file:file-odd" in [entry["value"] for entry in ask(api, read_menus)["rows"]]
+    completed = ask(api, lambda client: complete_request(client, request))
+    assert completed == {**request, "training": {"columns": COLUMNS}}
+    other, _ = read_form(make_action(rows=f"file:{api.files[0]['id']}"))
+    assert other is not None
+    assert ask(api, lambda client: complete_request(client, other)) == other

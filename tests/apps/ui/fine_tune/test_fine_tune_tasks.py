@@ -207,7 +207,7 @@ def test_fields_are_built_by_groups_of_the_schema(call: Any) -> None:
 def test_menus_are_filled_before_the_preview_is_asked_for(call: Any, api: StubApi) -> None:
     async def open_page(page: FineTunePage) -> tuple[list[tuple[Any, ...]], int]:
         request = SimpleNamespace(query_params={})
-        shown = page.open(None, request)  # type: ignore[arg-type]
+        shown = page.open(None, None, request)  # type: ignore[arg-type]
         first = await anext(shown)
         num_before = len(api.previews)
         return [first, *[one async for one in shown]], num_before

@@ -142,7 +142,8 @@ def test_run_links_to_the_one_that_it_extends() -> None:
     assert "extended-run" not in run_markup.render_run(make_job(), "Training")
     assert_escaped(run_markup.render_run(make_job(extended_from=HOSTILE), "Training"))
     html = run_markup.render_run(make_job(extended_from="ftjob-0"), "Training")
-    assert 'href="./runs?run=ftjob-0" data-go="run" data-run="ftjob-0"' in html
+    assert 'href="./runs?run=ftjob-0" title="ftjob-0"' in html
+    assert 'id="extended-run" data-go="run" data-run="ftjob-0"' in html
 
 
 def test_run_can_be_started_again_with_changes() -> None:

@@ -1,5 +1,6 @@
 """The columns of a file: the guess, and the setting that the menus enter."""
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ from apps.ui.fine_tune.data.column_mapping import (
     MAPPED,
     PARTS,
     ColumnMapping,
+    FileColumns,
     guess_columns,
     read_mapping,
+    recall_mapping,
 )
 from tests.apps.stub_api import StubApi, ask
 
@@ -230,3 +233,27 @@ def test_nothing_changes_when_another_file_was_chosen_meanwhile(call: Any, odd_f
         return mapping.fit_columns(found, None, "file-handbook", DEFAULTS, {"columns": GUESS})
 
     assert all(isinstance(update, SKIP) for update in call(choose))
+
+
+def remember(data: str, mapping: dict[str, Any]) -> str:
+    """Return what the browser keeps: the file, and the value of each menu."""
+    return json.dumps([data, *(mapping.get(part, "") for part in PARTS["causal_lm"])])
+
+
+@pytest.mark.parametrize(
+    ("remembered", "mapping"),
+    [
+        (remember("file-1", GUESS), GUESS),
+        (remember("file-2", GUESS), {}),
+        (remember("file-1", {"prompt": "gone", "completion": ["reply"]}), {}),
+        ('{"file-1": "question"}', {}),
+        ("[]", {}),
+        ("no JSON", {}),
+        (None, {}),
+    ],
+)
+def test_columns_chosen_last_are_recalled_for_their_file(
+    remembered: str | None, mapping: dict[str, str]
+) -> None:
+    found = FileColumns("file-1", ("question", "reply"), is_unknown=True)
+    assert recall_mapping(remembered, found, DEFAULTS) == mapping
