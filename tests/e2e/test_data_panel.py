@@ -165,6 +165,10 @@ def test_upload_with_own_columns_shows_no_error_until_they_are_guessed(
     page.evaluate(RECORD_ERRORS_JS)
     page.set_input_files("input[type=file]", upload)
     columns = {"prompt": "question", "completion": "reply"}
+    expect(page.locator("#data-file input")).to_have_value(
+        re.compile(r"^own\.csv"), timeout=PATIENCE_MS
+    )
+    expect(page.locator("#column-mapping")).to_contain_text("This is a guess", timeout=PATIENCE_MS)
     expect(page.locator("#preview mark.ts-token").first).to_have_text(
         "Because.", timeout=PATIENCE_MS
     )
