@@ -315,7 +315,7 @@ class _Worker:
     def _log_epoch(self, progress: Progress) -> None:
         epoch, loss = progress.epoch + 1, progress.epoch_loss
         self._journal.log_event(
-            f"Epoch {epoch} of {self._spec.epochs}: loss {loss:.4f}",
+            f"Epoch {epoch} of {self._spec.epochs}: training loss {loss:.4f}",
             epoch=epoch,
             step=progress.step,
             loss=loss,

@@ -81,12 +81,12 @@ class TrainingSpec(LoopSettings, StrategySettings, StepSettings, SourceSettings)
     best_metric: str = Field(
         "loss",
         description="Figure of evaluations by which 'keep' and 'early_stopping_patience' compare: "
-        "'loss', or a metric of the task.",
+        "'loss', the validation loss, or a metric of the task.",
     )
     best_direction: Literal["auto", "lowest", "highest"] = Field(
         "auto",
-        description="Which value of 'best_metric' is the best; 'auto': the lowest loss, the "
-        "highest of a metric.",
+        description="Which value of 'best_metric' is the best; 'auto': the lowest validation loss, "
+        "the highest of a metric.",
     )
     keep_checkpoints: int = Field(
         2,

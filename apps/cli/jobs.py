@@ -338,7 +338,7 @@ def _render_checkpoints(found: list[JobCheckpoint]) -> Rows:
         )
         for checkpoint in found
     ]
-    return Rows(cells, ("model", "step", "train loss", "validation loss"))
+    return Rows(cells, ("model", "step", "training loss", "validation loss"))
 
 
 def _show_loss(loss: float | None) -> str:

@@ -110,8 +110,8 @@ def draw_curve(metrics: Sequence[Metrics], width: int) -> str:
     Return an empty string if no loss is finite or the terminal is too narrow.
     """
     curves = [
-        ("loss", [(line.step, line.loss) for line in metrics]),
-        ("validation", [(line.step, line.eval_loss) for line in metrics]),
+        ("training loss", [(line.step, line.loss) for line in metrics]),
+        ("validation loss", [(line.step, line.eval_loss) for line in metrics]),
     ]
     finite = [
         (name, [(step, loss) for step, loss in points if loss is not None and math.isfinite(loss)])

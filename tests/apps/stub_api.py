@@ -67,6 +67,8 @@ class StubApi:
         ]
         self.deleted_models: list[str] = []
         self.rows = StubRows()
+        self.checks: dict[str, dict[str, Any]] = {}  # of uploads by name: what their checks find
+        self.num_unchecked_reads = 0  # how often an upload is read before its check ends
         self.evaluations_of_models = StubEvaluations()
         self.runs = StubRuns(HOSTILE)
         self.hub = StubHub()
@@ -163,6 +165,10 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/files/{file_id}", response_model=None)
     def get_file(file_id: str) -> Any:
         found = [file for file in stub.files if file["id"] == file_id]
+        if found and found[0]["status"] == "uploaded":
+            stub.num_unchecked_reads -= 1
+            if stub.num_unchecked_reads <= 0:
+                found[0].update(stub.checks[found[0]["filename"]])
         return found[0] if found else refuse(404, f"There is no file {file_id!r}")
 
     @app.post("/v1/files", response_model=None)
@@ -172,6 +178,8 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
             return refuse(400, "the file is empty; expected rows as JSON, JSONL, CSV, …")
         assert purpose == "fine-tune"
         stub.files.insert(0, _describe_file(f"file-{len(stub.files)}", file.filename or ""))
+        if file.filename in stub.checks:
+            stub.files[0]["status"] = "uploaded"
         return stub.files[0]
 
     @app.get("/v1/files/{file_id}/preview", response_model=None)
@@ -300,6 +308,10 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
         stub.estimates.append(body)
         if fault := _find_fault(body):
             return fault
+        training, rows = body.get("training", {}), stub.rows.rows.get(body["training_file"], [])
+        is_own = bool(rows) and set(rows[0]) == {"question", "reply"}
+        if is_own and not find_known(rows, json.dumps(training)):
+            return refuse(400, "the first row has the keys question, reply", "training_file")
         epochs = body.get("training", {}).get("epochs", 3)
         return {
             "object": "fine_tuning.estimate",

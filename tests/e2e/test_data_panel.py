@@ -137,6 +137,48 @@ def test_uploaded_file_is_chosen_and_can_be_deleted(
     assert not any("new.jsonl" in option for option in list_options(page))
 
 
+RECORD_ERRORS_JS = """() => {
+  window.seenErrors = new Set();
+  const shown = "[role=alert], .toast-body.error, .ts-error, .ts-start-reason:not(.ts-pending)";
+  const look = () => {
+    for (const one of document.querySelectorAll(shown)) {
+      const text = one.innerText.trim();
+      if (text && one.checkVisibility()) window.seenErrors.add(text);
+    }
+  };
+  new MutationObserver(look).observe(document.body,
+    {childList: true, subtree: true, characterData: true, attributes: true});
+}"""
+"""Records the text of each error that is visible, if only for a moment."""
+
+
+def test_upload_with_own_columns_shows_no_error_until_they_are_guessed(
+    page: Page, stub: StubApi, tmp_path: Path
+) -> None:
+    """The settings were checked before the columns were known: an error was shown for a moment."""
+    upload = tmp_path / "own.csv"
+    upload.write_text("question,reply\nWhy?,Because.\n")
+    stub.checks["own.csv"] = {"status": "error", "error_code": "unknown_columns"}
+    stub.num_unchecked_reads = 4
+    stub.rows.rows[f"file-{len(stub.files)}"] = [{"question": "Why?", "reply": "Because."}]
+    expect(page.locator("#start-button")).to_be_enabled(timeout=PATIENCE_MS)
+    page.evaluate(RECORD_ERRORS_JS)
+    page.set_input_files("input[type=file]", upload)
+    columns = {"prompt": "question", "completion": "reply"}
+    expect(page.locator("#preview mark.ts-token").first).to_have_text(
+        "Because.", timeout=PATIENCE_MS
+    )
+    wait_until(
+        lambda: stub.estimates[-1]["training"].get("columns") == columns, 60, "it is checked"
+    )
+    expect(page.locator("#start-button")).to_be_enabled(timeout=PATIENCE_MS)
+    assert page.evaluate("() => [...window.seenErrors]") == []
+    page.locator("#data-file").evaluate(
+        "field => field.insertAdjacentHTML('beforeend', '<p role=alert>recorded</p>')"
+    )
+    assert page.evaluate("() => [...window.seenErrors]") == ["recorded"]
+
+
 def test_file_that_a_run_needs_is_not_deleted(page: Page, stub: StubApi) -> None:
     stub.rows.in_use.add("file-handbook")
     page.click("#delete-file")

@@ -167,6 +167,7 @@ def test_curves_keep_choices_while_steps_are_added(page: Page, stub: StubApi, ad
     assert count_points(page) == 60
     for name in ("learning_rate", "grad_norm", "tokens_per_s", "peak_memory_bytes"):
         expect(find_chart(page, name).locator("canvas")).to_be_visible()
+    expect(chart.locator("figcaption b")).to_have_text("Training and validation loss")
     expect(chart).to_contain_text("Validation loss")
     expect(chart.locator(".ts-sr")).to_contain_text("Training loss: 60 points, first")
 
@@ -519,6 +520,7 @@ def test_runs_are_compared(page: Page, stub: StubApi, address: str) -> None:
     chart = page.locator("#compare-curves [data-chart=loss]")
     expect(chart.locator("canvas")).to_be_visible()
     expect(chart.get_by_role("button")).to_have_count(2)
+    expect(chart.locator("figcaption b")).to_have_text("Training loss")
     settings = page.locator("#compare-settings tbody tr")
     expect(settings).to_have_count(1)
     expect(settings.locator("td")).to_have_text(["5", "7"])

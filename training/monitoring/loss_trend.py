@@ -32,7 +32,7 @@ class LossRise(NamedTuple):
     def describe(self) -> str:
         """Describe the rise and what to do."""
         return (
-            f"The loss rose: it was {self.lowest:.4f} in steps {self.lowest_steps[0]} to "
+            f"The training loss rose: it was {self.lowest:.4f} in steps {self.lowest_steps[0]} to "
             f"{self.lowest_steps[1]} and is {self.last:.4f} in steps {self.last_steps[0]} to "
             f"{self.last_steps[1]}. The model may be worse than it was; lower learning_rate, or "
             "set keep to 'best' and rows to evaluate on"

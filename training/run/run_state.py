@@ -93,7 +93,10 @@ def accept_files(run: RunFolder) -> RunRecord:
 
 
 def assign_job(run: RunFolder) -> RunRecord:
-    """Make the next Ray job of a queued run the writer of its record."""
+    """Make the next Ray job of a queued run the writer of its record.
+
+    Its process takes seconds to start, in which the run is still queued.
+    """
     record = run.read_record()
     number = record.num_starts + 1
     return _apply(
@@ -102,7 +105,7 @@ def assign_job(run: RunFolder) -> RunRecord:
         writer="job",
         job_id=f"{record.id}-{number}",
         num_starts=number,
-        waiting_for=None,
+        waiting_for="its process is being started",
     )
 
 
@@ -155,22 +158,23 @@ def resume(run: RunFolder) -> RunRecord:
 
 def requeue(run: RunFolder, *, num_lost: int, lost_step: int) -> RunRecord:
     """Queue a run whose process was lost, at its old position."""
-    return _apply(run, "requeue", "queue", num_lost=num_lost, lost_step=lost_step)
+    return _apply(run, "requeue", "queue", num_lost=num_lost, lost_step=lost_step, waiting_for=None)
 
 
 def succeed(run: RunFolder, model_id: str | None) -> RunRecord:
     """Record the success of a run, and the model that it has published."""
-    return _apply(run, "succeed", finished_at=int(time.time()), model_id=model_id)
+    return _apply(run, "succeed", finished_at=int(time.time()), model_id=model_id, waiting_for=None)
 
 
 def fail(run: RunFolder, error: RunError) -> RunRecord:
     """Record the failure of a run, as the process that computes it."""
-    return _apply(run, "fail", finished_at=int(time.time()), error=error.model_dump())
+    now = int(time.time())
+    return _apply(run, "fail", finished_at=now, error=error.model_dump(), waiting_for=None)
 
 
 def cancel(run: RunFolder) -> RunRecord:
     """Record the cancellation of a run, as the process that computes it."""
-    return _apply(run, "cancel", finished_at=int(time.time()))
+    return _apply(run, "cancel", finished_at=int(time.time()), waiting_for=None)
 
 
 def end_in_queue(run: RunFolder, error: RunError | None, result_file: str | None) -> RunRecord:
@@ -188,7 +192,7 @@ def end_in_queue(run: RunFolder, error: RunError | None, result_file: str | None
 
 def reopen(run: RunFolder) -> RunRecord:
     """Queue a run that has not succeeded, for the command that continues it."""
-    return _apply(run, "reopen", finished_at=None, error=None)
+    return _apply(run, "reopen", finished_at=None, error=None, waiting_for=None)
 
 
 def extend(run: RunFolder, earlier_end: Extension) -> RunRecord:

@@ -3,7 +3,7 @@
 
 window.tuneserveCurves = (() => {
   const LABELS = {
-    loss: "Loss", eval_loss: "Validation loss", learning_rate: "Learning rate", grad_norm: "Gradient norm",
+    loss: "Training loss", eval_loss: "Validation loss", learning_rate: "Learning rate", grad_norm: "Gradient norm",
     tokens_per_s: "Tokens per second", peak_memory_bytes: "Peak memory per worker",
   };
   const AXES = { step: "step", trained_tokens: "tokens", elapsed_s: "time" };
@@ -122,7 +122,7 @@ window.tuneserveCurves = (() => {
       this.figure.dataset.chart = key;
       this.figure.innerHTML = '<figcaption><b></b><span class="ts-chart-legend"></span></figcaption>'
         + '<div class="ts-plot-area"><div class="ts-tooltip" hidden></div></div><p class="ts-sr"></p>';
-      this.figure.querySelector("b").textContent = nameFigure(key);
+      this.title = this.figure.querySelector("b");
       this.legend = this.figure.querySelector(".ts-chart-legend");
       this.area = this.figure.querySelector(".ts-plot-area");
       this.tooltip = this.figure.querySelector(".ts-tooltip");
@@ -165,6 +165,9 @@ window.tuneserveCurves = (() => {
       const raw = this.series.find((one) => !one.isSmoothed);
       this.figure.dataset.points = raw ? raw.ys.length : 0;
       this.figure.hidden = !raw;
+      const hasBoth = new Set(lines.map((line) => line.key)).size > 1; // only losses share a chart
+      const title = hasBoth ? "Training and validation loss" : nameFigure(this.key);
+      if (this.title.dataset.title !== title) Object.assign(this.title, { textContent: title }).dataset.title = title;
       if (!raw) return;
       const last = this.series.find((one) => one.isSmoothed) ?? raw;
       Object.assign(this.figure.dataset, {
@@ -405,8 +408,7 @@ window.tuneserveCurves = (() => {
       const keys = Object.keys(this.columns).filter((key) => !(key in AXES)).sort((a, b) => rank(a) - rank(b));
       const lines = {};
       for (const key of keys) {
-        const name = key === "loss" ? "Training loss" : nameFigure(key);
-        const line = { key, name, colour: key === "eval_loss" ? 1 : 0, columns: this.columns };
+        const line = { key, name: nameFigure(key), colour: key === "eval_loss" ? 1 : 0, columns: this.columns };
         (lines[key === "eval_loss" ? "loss" : key] ??= []).push(line);
       }
       this.show(this.columns.step?.length ? lines : {});

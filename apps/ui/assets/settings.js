@@ -12,6 +12,7 @@
   let problems = []; // of the last check
   let delay;
   let patience;
+  const holds = new Map(); // what the next check waits for, each with its time limit
 
   const find = (id) => document.getElementById(id);
   const place = () => find("training-settings");
@@ -127,7 +128,23 @@
     setStart("Checking the settings…");
     mark();
     clearTimeout(delay);
-    delay = setTimeout(check, CHECK_DELAY_MS);
+    if (!holds.size) delay = setTimeout(check, CHECK_DELAY_MS);
+  }
+
+  // Until a name is released, nothing is checked: chosen data is read first, because its task and its
+  // columns change the settings ("data"), and fields are built again ("fields"). A check before that
+  // would report faults that the next moment ends.
+  function hold(name) {
+    clearTimeout(holds.get(name));
+    holds.set(name, setTimeout(() => release(name), CHECK_PATIENCE_MS));
+    change();
+  }
+
+  function release(name) {
+    if (!holds.has(name)) return;
+    clearTimeout(holds.get(name));
+    holds.delete(name);
+    change();
   }
 
   function check() {
@@ -213,6 +230,7 @@
     if (reason) reason.onclick = goToField;
     const more = document.querySelector("#more-settings .label-wrap");
     if (more) more.addEventListener("click", refreshOnceMounted);
+    release("fields");
     change();
   }
 
@@ -221,5 +239,5 @@
     if (event.target.closest?.('#training-settings [id^="setting-"].block, #run-name')) change();
   });
 
-  window.tuneserveSettings = { begin, change, show };
+  window.tuneserveSettings = { begin, change, hold, release, show };
 })();

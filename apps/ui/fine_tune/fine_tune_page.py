@@ -23,7 +23,12 @@ from apps.ui.fine_tune.data.preview import render_preview
 from apps.ui.fine_tune.former_run import read_former_run
 from apps.ui.fine_tune.model_facts import show_model_facts
 from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
-from apps.ui.fine_tune.training_settings import Entered, JobActions, collect_row_settings
+from apps.ui.fine_tune.training_settings import (
+    HOLD_JS,
+    Entered,
+    JobActions,
+    collect_row_settings,
+)
 from apps.ui.notices import show_notice
 from apps.ui.protection.uploads import UploadFolder
 
@@ -306,6 +311,7 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     )
     choices: list[Callable[..., Dependency]] = [page.model.input]
     for listen_to_data in file_changes:
+        listen_to_data(None, None, None, js=HOLD_JS, api_visibility="private")
         checked = listen_to_data(
             page.wait_for_check, page.data, None, show_progress="hidden", api_visibility="private"
         )

@@ -62,12 +62,16 @@ _PLACE = "training-settings"
 CLOSE_FIELDS_JS = f"""() => {{
   const fields = document.getElementById("{_PLACE}");
   if (fields) fields.inert = true;
+  window.tuneserveSettings?.hold("fields");
 }}"""
 OPEN_FIELDS_JS = f"""
   const fields = document.getElementById("{_PLACE}");
   if (fields) fields.inert = false;
   window.tuneserveSettings?.begin();
 """
+HOLD_JS = """() => { window.tuneserveSettings?.hold("data"); }"""
+RELEASE_JS = """() => { window.tuneserveSettings?.release("data"); }"""
+"""Other data was chosen, and what its settings are is known."""
 CHANGED_JS = "() => { window.tuneserveSettings?.change(); }"
 SHOW_VERDICT_JS = "(verdict) => { window.tuneserveSettings?.show(verdict); }"
 GO_TO_RUN_JS = """(run) => {

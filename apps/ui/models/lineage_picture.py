@@ -105,7 +105,7 @@ def _list_checkpoints(model: Model, lineage: Mapping[str, object]) -> list[Box]:
     notes = (
         [f"epoch {epoch:g}"] if isinstance(epoch, int | float) and abs(epoch) < _MAX_EPOCH else []
     )
-    notes += [f"loss {model.metrics['loss']:.3f}"] if "loss" in model.metrics else []
+    notes += [f"training loss {model.metrics['loss']:.3f}"] if "loss" in model.metrics else []
     href = None if model.run_id is None else f"./runs?run={quote(model.run_id)}"
     return [Box(CHECKPOINT, f"Step {model.checkpoint_step:,}", href, tuple(notes))]
 

@@ -64,7 +64,8 @@ def _render_head(place: int, name: str) -> str:
 
 
 def _render_row(model: Model) -> str:
-    loss = find_loss(model)
+    loss_name, loss = find_loss(model) or ("", None)
+    shown_loss = "–" if loss is None else f"{loss:.3f}<small>{loss_name}</small>"
     aliases = "".join(
         f'<span class="ts-alias" translate="no">{escape(name)}</span>' for name in model.aliases
     )
@@ -86,7 +87,7 @@ def _render_row(model: Model) -> str:
         )
         + _render_cell(1, model.tuned_from or "", markup.keep(model.tuned_from or "–"))
         + _render_cell(2, model.data or "", markup.keep(model.data or "–"))
-        + _render_cell(3, "" if loss is None else str(loss), "–" if loss is None else f"{loss:.3f}")
+        + _render_cell(3, "" if loss is None else str(loss), shown_loss)
         + _render_cell(4, str(model.bytes), format_bytes(model.bytes))
         + _render_cell(5, str(-model.created), markup.render_moment(model.created, "relative"))
         + "</tr>"
@@ -101,9 +102,12 @@ def _render_cell(place: int, value: str, content: str) -> str:
     )
 
 
-def find_loss(model: Model) -> float | None:
-    """Return the validation loss of a model, else the training loss; None if unknown."""
-    return model.metrics.get("eval_loss", model.metrics.get("loss"))
+def find_loss(model: Model) -> tuple[str, float] | None:
+    """Return the validation loss of a model, else the training loss, with its name; or None."""
+    for name, label in (("eval_loss", "Validation loss"), ("loss", "Training loss")):
+        if name in model.metrics:
+            return label, model.metrics[name]
+    return None
 
 
 def render_aliases(

@@ -46,7 +46,7 @@ def render_checkpoints(
     )
     head = "".join(
         f'<th scope="col">{label}</th>'
-        for label in ("Step", "Epoch", "Loss", "Validation loss", "Saved", "Use")
+        for label in ("Step", "Epoch", "Training loss", "Validation loss", "Saved", "Use")
     )
     return (
         '<h3>Checkpoints</h3><div class="ts-table-scroll"><table class="ts-checkpoints"><thead>'

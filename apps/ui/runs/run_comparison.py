@@ -56,7 +56,7 @@ def render_figures(jobs: Sequence[Job], curves: Sequence[Sequence[Metrics]]) -> 
         "Model": [markup.keep(job.model) for job in jobs],
         "Data": [markup.keep(name_data(job)) for job in jobs],
         "Steps": [f"{metrics[-1].step:,}" if metrics else UNEQUAL for metrics in curves],
-        "Loss": [_find_last(metrics, "loss") for metrics in curves],
+        "Training loss": [_find_last(metrics, "loss") for metrics in curves],
         "Validation loss": [_find_last(metrics, "eval_loss") for metrics in curves],
         "Tokens/s": [_find_last(metrics, "tokens_per_s", ",.0f") for metrics in curves],
         "Duration": [render_duration(job) or UNEQUAL for job in jobs],

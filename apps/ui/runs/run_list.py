@@ -7,6 +7,7 @@ from apps.client.client import ApiClient
 from apps.client.resources import Job
 from apps.ui import markup
 from apps.ui.runs.run_markup import (
+    has_yet_to_start,
     mark_name,
     measure_share,
     name_data,
@@ -61,7 +62,9 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
     name, run = escape(name_job(job)), escape(job.id)
     loss = job.progress.loss if job.progress else None
     metric = "" if line.value is None else f"{line.value:.3f}"
-    if metric and line.metric != "loss":
+    if metric and line.metric == "loss":
+        metric += ' <span class="ts-muted">loss</span>'
+    elif metric:
         metric += (
             f' <span class="ts-muted" translate="no">{escape(line.metric.replace("_", " "))}</span>'
         )
@@ -70,13 +73,14 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
         ("Model", _render_name(job.model)),
         ("Data", _render_name(name_data(job))),
         ("Progress", _render_progress(job)),
-        ("Loss", f"{draw(line.losses)}{'' if loss is None else f'<span>{loss:.3f}</span>'}"),
+        ("Training loss", draw(line.losses) + ("" if loss is None else f"<span>{loss:.3f}</span>")),
         ("Validation", metric),
         ("Started", _render_started(job)),
         ("Duration", render_duration(job)),
     )
     shown = "".join(
-        f'<td data-label="{label}" class="ts-{label.lower()}">{cell}</td>' for label, cell in cells
+        f'<td data-label="{label}" class="ts-{label.lower().replace(" ", "-")}">{cell}</td>'
+        for label, cell in cells
     )
     return (
         f'<tr data-run="{run}"><td class="ts-choice"><input type="checkbox" data-select="{run}" '
@@ -87,7 +91,8 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
 
 def _render_progress(job: Job) -> str:
     progress = job.progress
-    if progress is None or not progress.step:
+    waits = has_yet_to_start(job) and job.waiting_for  # an extended one has steps nevertheless
+    if waits or progress is None or not progress.step:
         return f'<span class="ts-muted">{markup.keep_english(job.waiting_for or "")}</span>'
     share = measure_share(job)
     if share is None:

@@ -5,7 +5,9 @@ It never changes, so what a visitor chooses and enters in it stays.
 
 from apps.ui import markup
 
-_COLUMNS = ("State", "Model", "Data", "Progress", "Loss", "Validation", "Started", "Duration")
+_COLUMNS = (
+    *("State", "Model", "Data", "Progress", "Training loss", "Validation", "Started", "Duration"),
+)
 _STATES = "".join(
     f'<option value="{status}">{word}</option>' for status, word in markup.STATUS_WORDS.items()
 )

@@ -316,7 +316,8 @@ def test_drawn_job_has_progress_bar_curve_and_queue_position(run: RunFolder) -> 
     drawn = console.export_text()
     for part in ("running", "number 2 in the queue", "30/40", "1:05 left", "loss by step"):
         assert part in drawn
-    assert "validation" in drawn
+    assert "training loss" in drawn
+    assert "validation loss" in drawn
     assert sum("│" in line for line in drawn.splitlines()) >= 10
     assert max(map(len, drawn.splitlines())) <= 90
 

@@ -61,7 +61,7 @@ async def test_queued_job_shows_reason_for_waiting(
         await queue.reconcile()
         reported = [run.read_record().waiting_for for run in (*runs, small)]
         assert reported == [
-            None,
+            "its process is being started",
             "waits for 1 CPUs, of which 0.5 are free",
             "number 2 in the queue",
             "number 3 in the queue",
@@ -71,7 +71,7 @@ async def test_queued_job_shows_reason_for_waiting(
         jobs.states.clear()
         await queue.reconcile()
     assert jobs.started == [runs[0].path.name, runs[1].path.name]
-    assert runs[1].read_record().waiting_for is None
+    assert runs[1].read_record().waiting_for == "its process is being started"
 
 
 async def test_paused_run_has_no_reason_for_waiting(queue: RunQueue, file_id: str) -> None:

@@ -36,6 +36,7 @@ def test_doubled_loss_is_found_with_its_steps(noise: float) -> None:
     assert 80 <= rise.lowest_steps[0] < rise.lowest_steps[1] <= 120
     assert rise.last_steps == (181, 200)
     assert "is 2." in rise.describe()
+    assert rise.describe().startswith("The training loss rose")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])

@@ -218,6 +218,23 @@ def test_assigned_job_has_next_number(tmp_path: Path) -> None:
     assert (record.writer, record.job_id, record.num_starts) == ("job", "run-5", 5)
 
 
+def test_reason_for_waiting_is_that_of_the_last_operation(tmp_path: Path) -> None:
+    found = {}
+    for call, operation, _, change in CALLS:
+        if EXPECTED["queued"][operation] is None:
+            continue
+        run = build_run(tmp_path / call, "queued", "job")
+        run.update_record(waiting_for="number 1 in the queue")
+        found[call] = change(run).waiting_for
+    others = {call for call, reason in found.items() if reason is None}
+    assert found.pop("assign_job") == "its process is being started"
+    assert found.pop("pause full") == "room"
+    assert others == {
+        *("start", "pause", "pause lost", "requeue", "succeed", "fail", "cancel", "reopen"),
+        *("fail in queue", "cancel in queue"),
+    }
+
+
 def test_first_start_time_is_kept(tmp_path: Path) -> None:
     run = build_run(tmp_path, "queued")
     run.update_record(started_at=7, waiting_for="room", pause_reason="user", needed_bytes=9)

@@ -11,7 +11,7 @@ from apps.client.client import ApiClient
 from apps.ui.fine_tune.data.column_mapping import REMEMBER_COLUMNS_JS, ColumnMapping
 from apps.ui.fine_tune.data.row_browser import RowBrowser, RowView
 from apps.ui.fine_tune.data.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
-from apps.ui.fine_tune.training_settings import Entered
+from apps.ui.fine_tune.training_settings import RELEASE_JS, Entered
 
 TOKENS, ROWS, STATISTICS = "tokens", "rows", "statistics"
 ShowPreview = Callable[[str | None, str | None, Entered, Mapping[str, Any] | None], Awaitable[str]]
@@ -104,6 +104,8 @@ class DataPanel:
             )
             for listen in changes
         ]
+        for event in changed:
+            event.then(None, None, None, js=RELEASE_JS, **_PRIVATE)
         mapped = gr.on(
             [menu.input for menu in self.columns.menus],
             self.columns.map_columns,

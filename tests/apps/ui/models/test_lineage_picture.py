@@ -32,7 +32,7 @@ def test_steps_lead_from_base_and_data_to_aliases() -> None:
     assert data == Box("Data", "rows.jsonl", notes=("1,200 rows",))
     assert run == [Box("Run", "ftjob-1", "./runs?run=ftjob-1")]
     assert checkpoint[0].name == "Step 1,294"
-    assert checkpoint[0].notes == ("epoch 2.5", "loss 0.500")
+    assert checkpoint[0].notes == ("epoch 2.5", "training loss 0.500")
     assert model == [Box("Model", "second-tuned", is_current=True)]
     assert [box.href for box in aliases] == ["./chat?model=latest", "./chat?model=production"]
 

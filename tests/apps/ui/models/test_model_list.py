@@ -32,7 +32,8 @@ def test_row_has_what_identifies_a_model() -> None:
     html = render_models([model])
     assert 'data-text="tuned base rows.csv ftjob-1 latest adapter "' in html
     assert all(text in html for text in ("15.3 MB", "1.250", 'datetime="2026-11-18T11:06:40Z"'))
-    assert find_loss(Model(id="a", metrics={"loss": 2.0})) == 2.0
+    assert "1.250<small>Validation loss</small>" in html
+    assert find_loss(Model(id="a", metrics={"loss": 2.0})) == ("Training loss", 2.0)
     assert find_loss(Model(id="a")) is None
     assert "No models yet" in render_models([])
 

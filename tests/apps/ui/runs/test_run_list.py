@@ -37,10 +37,26 @@ def test_row_shows_figures_and_links_to_the_run() -> None:
         assert part in html
 
 
+def test_losses_are_named() -> None:
+    job = make_job(progress={"step": 5, "num_steps": 20, "loss": 1.23456})
+    html = render_row(job, Sparkline((3.0, 2.0), "loss", 0.875))
+    assert 'data-label="Training loss" class="ts-training-loss"' in html
+    assert '0.875 <span class="ts-muted">loss</span>' in html
+
+
 def test_waiting_run_is_not_shown_as_started() -> None:
     html = render_row(make_job(status="queued", waiting_for="number 2 in the queue"))
     assert "created <time" in html
     assert "number 2 in the queue" in html
+
+
+def test_waiting_extension_shows_its_reason_and_not_the_steps_of_the_extended_run() -> None:
+    progress = {"step": 32, "loss": 1.5}
+    changes = {"extended_from": "ftjob-0", "progress": progress}
+    html = render_row(make_job(status="queued", waiting_for="number 2 in the queue", **changes))
+    assert "number 2 in the queue" in html
+    assert "step 32" not in html
+    assert "step 32" in render_row(make_job(status="running", **changes))
 
 
 def test_run_that_stopped_early_is_complete() -> None:
