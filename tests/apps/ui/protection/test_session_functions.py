@@ -29,7 +29,7 @@ def blocks() -> gr.Blocks:
 
     with ThreadPoolExecutor(1) as pool:  # outside an event loop, Gradio leaves one open
         blocks = pool.submit(asyncio.run, build()).result()
-    blocks.state_holder = StateHolder()  # as a web application of the page sets it
+    blocks.state_holder = StateHolder()  # type: ignore[no-untyped-call] # as an application sets it
     blocks.state_holder.set_blocks(blocks)
     functions = blocks.state_holder[SESSION].blocks_config.fns
     del functions[min(functions)]
