@@ -33,6 +33,7 @@ from apps.ui.models.models_page import build_models_page
 from apps.ui.protection.access import PageGuard, read_password
 from apps.ui.protection.key_check import KeyCheck
 from apps.ui.protection.route_allowlist import RouteGuard
+from apps.ui.protection.session_functions import SessionFunctions
 from apps.ui.protection.unread_calls import UnreadCalls
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, UploadFolder
 from apps.ui.protection.visitor import find_visitor_key
@@ -88,7 +89,7 @@ def build_http(settings: UiSettings) -> PageGuard:
         app,
         uploads,
         settings.max_upload_bytes,
-        app.state.has_function,
+        app.state.functions,
         keys.may_write_files,
         app.state.unread,
         send_not_found,
@@ -101,8 +102,8 @@ def build_http(settings: UiSettings) -> PageGuard:
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:
     """Build the page with all routes of Gradio; it must not be exposed without its guards.
 
-    `state.has_function` of the result returns whether a session has a function, given their ids;
-    `state.unread` counts the calls whose results were not read.
+    `state.functions` of the result has the functions of each session, by their ids; `state.unread`
+    counts the calls whose results were not read.
     """
 
     @asynccontextmanager
@@ -143,7 +144,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         )
     # Gradio checks the paths of files only in an application that is marked as launched.
     blocks.has_launched = True
-    app.state.has_function = partial(_has_function, blocks)
+    app.state.functions = SessionFunctions(blocks)
     app.state.unread = UnreadCalls(partial(_count_events, blocks), partial(_forget, blocks))
     return app
 
@@ -174,12 +175,6 @@ def _add_routes(app: FastAPI, client: ApiClient) -> None:
         except ApiClientError as exc:
             content, status = markup.render_notice(describe_error(exc), "error"), 503
         return HTMLResponse(render_document("HTTP API", markup.API_PAGE, content), status)
-
-
-def _has_function(blocks: gr.Blocks, session: str, function: int) -> bool:
-    """Return whether a session has a function; those of `gr.render` exist only in one session."""
-    found = blocks.state_holder.session_data.get(session)
-    return function in (blocks if found is None else found.blocks_config).fns
 
 
 def _count_events(blocks: gr.Blocks, session: str) -> int:

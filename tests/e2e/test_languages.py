@@ -239,6 +239,7 @@ def test_names_and_words_of_users_are_not_translated(german: Page, address: str)
 
 def test_answer_of_model_is_not_translated(german: Page, address: str) -> None:
     visit(german, address, "/chat")
+    expect(german.locator("#chat-model input")).to_have_value("latest → base-tuned")
     german.fill("#chat-input textarea", "Models")
     german.click("#chat-send")
     note = german.locator("#chat-history .ts-answered")

@@ -100,17 +100,21 @@ def render_early_stop(job: Job) -> str:
 
 
 def has_yet_to_start(job: Job) -> bool:
-    """Return whether a run waits for its start; an extended one has the figures of its last one."""
-    return job.status in ("validating_files", "queued")
+    """Return whether a run waits for its first start.
+
+    An extension has the figures of the run that it extends. A run that waits to be resumed has its
+    own.
+    """
+    return job.started_at is None and job.status in ("validating_files", "queued")
 
 
 def render_duration(job: Job) -> str:
-    """Render the time from a run's start to its end, or to now; empty while it waits for its start.
+    """Render the time from a run's start to its end, or to now; empty before its start.
 
     Pauses count, so that it never decreases. The script of the page counts up that of a run which
     has not ended.
     """
-    if job.started_at is None or has_yet_to_start(job):
+    if job.started_at is None:
         return ""
     if job.finished_at is None:
         return f'<span data-since="{job.started_at}"></span>'

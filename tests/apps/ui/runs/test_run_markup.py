@@ -51,7 +51,7 @@ def test_duration_is_from_start_to_end_also_while_paused() -> None:
     assert run_markup.render_duration(make_job(started_at=100, finished_at=160)) == "1 min"
     assert run_markup.render_duration(make_job(started_at=160, finished_at=100)) == "0 s"
     assert run_markup.render_duration(make_job(status="queued")) == ""
-    for status in ("running", "paused"):
+    for status in ("running", "paused", "queued"):
         html = run_markup.render_duration(make_job(status=status, started_at=100))
         assert html == '<span data-since="100"></span>'
 
@@ -59,11 +59,15 @@ def test_duration_is_from_start_to_end_also_while_paused() -> None:
 def test_queued_extension_shows_no_figures_of_time() -> None:
     """It has the progress of the run that it extends, and nothing has started."""
     progress = Progress(step=32, num_steps=48, loss=0.5, tokens_per_s=1234.5)
-    extended = make_job(status="queued", progress=progress, started_at=100)
+    extended = make_job(status="queued", progress=progress, started_at=None)
     html = run_markup.render_run(extended, "Waiting: 2 CPUs")
     assert "32 of 48" in html
     assert "Tokens/s" not in html
     assert "Duration" not in html
+    resumed = make_job(status="queued", progress=progress, started_at=100)
+    html = run_markup.render_run(resumed, "Waiting: 2 CPUs")
+    assert "Tokens/s" in html
+    assert "Duration" in html
 
 
 def test_run_that_stopped_early_is_complete() -> None:
