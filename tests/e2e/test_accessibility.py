@@ -19,9 +19,10 @@ MORE_RULES = ["page-has-heading-one", "heading-order", "landmark-one-main", "reg
 OPEN_ALL_JS = """() => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 }"""
-IS_STEADY_JS = """() => !document.querySelector(".pending") && !document.getAnimations().some(
+IS_STEADY_JS = """() => !document.querySelector(".pending, #start-button:disabled")
+  && !document.getAnimations().some(
   one => one.playState === "running" && one.effect.getTiming().iterations !== Infinity)"""
-"""Whether nothing fades in or out, which for a moment has other colours."""
+"""Whether nothing fades in or out, or is about to, which for a moment has other colours."""
 GRADIO_FAULTS = {".examples[role=list]": "the examples of a chat are a list without items"}
 """By selector, what is excluded and why: faults of Gradio that we cannot change."""
 

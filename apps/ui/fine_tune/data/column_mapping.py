@@ -16,6 +16,7 @@ from apps.ui.fine_tune.data.file_menu import UNKNOWN_COLUMNS
 COLUMNS = "columns"
 """The setting of a job that names the columns."""
 MAPPED = "mapped_columns"
+"""A key in the defaults that changes with the mapping, so that the settings are shown again."""
 _STORAGE_KEY = "tuneserve-columns"
 REMEMBER_COLUMNS_JS = f"""(...chosen) => {{
   try {{ window.localStorage.setItem("{_STORAGE_KEY}", JSON.stringify(chosen)); }} catch {{}}
@@ -24,7 +25,7 @@ REMEMBER_COLUMNS_JS = f"""(...chosen) => {{
 RECALL_COLUMNS_JS = f"""(() => {{
   try {{ return window.localStorage.getItem("{_STORAGE_KEY}") || ""; }} catch {{ return ""; }}
 }})()"""
-"""A key in the defaults that changes with the mapping, so that the settings are shown again."""
+"""What the browser kept; an empty text if nothing."""
 BY_NAME = ""
 PARTS: Mapping[str, Mapping[str, str]] = {
     "causal_lm": {
