@@ -27,7 +27,7 @@ from apps.ui.frame.assets import ASSETS, list_page_styles, send_asset
 from apps.ui.frame.document import render_document
 from apps.ui.frame.kept_files import KeptFiles
 from apps.ui.frame.page_frame import PageFrame, send_not_found
-from apps.ui.gradio_internals import build_without_apps
+from apps.ui.gradio_internals import build_without_apps, complete_cancelled_calls
 from apps.ui.models.model_download import ARCHIVE_TYPE, add_download
 from apps.ui.models.models_page import build_models_page
 from apps.ui.protection.access import PageGuard, read_password
@@ -114,6 +114,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=clean_up)
     uploads.set_as_gradio_folder()
+    complete_cancelled_calls()
     with build_without_apps():
         blocks = build_blocks(client, uploads)
     _add_routes(app, client)

@@ -1,12 +1,13 @@
-"""Pages are built without the web applications that nothing uses."""
+"""Changes to Gradio: no web applications that nothing uses, and data in each end of a call."""
 
 from typing import Any
 
 import gradio as gr
 import pytest
+from gradio import queueing, routes
 from gradio.routes import App
 
-from apps.ui.gradio_internals import build_without_apps
+from apps.ui.gradio_internals import build_without_apps, complete_cancelled_calls
 from apps.ui.settings import UiSettings
 from tests.apps.ui.page_server import build_page
 
@@ -36,3 +37,12 @@ def test_gradio_is_as_before_also_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         fail_while_building()
     assert App.create_app is make
+
+
+def test_end_of_a_cancelled_call_has_data() -> None:
+    complete_cancelled_calls()
+    for module in (queueing, routes):
+        message = module.ProcessCompletedMessage
+        assert message(output={}, success=True).output == {"data": []}
+        assert message(output={"data": [1]}, success=True).output == {"data": [1]}
+        assert message(output={"error": "no"}, success=False).output == {"error": "no"}
