@@ -7,7 +7,7 @@ from apps.client.client import ApiClient
 from apps.client.resources import Job
 from apps.ui import markup
 from apps.ui.runs.run_markup import (
-    has_yet_to_start,
+    is_waiting,
     mark_name,
     measure_share,
     name_data,
@@ -91,8 +91,8 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
 
 def _render_progress(job: Job) -> str:
     progress = job.progress
-    waits = has_yet_to_start(job) and job.waiting_for  # an extended one has steps nevertheless
-    if waits or progress is None or not progress.step:
+    reason = job.waiting_for if is_waiting(job) else None  # it may have steps nevertheless
+    if reason or progress is None or not progress.step:
         return f'<span class="ts-muted">{markup.keep_english(job.waiting_for or "")}</span>'
     share = measure_share(job)
     if share is None:

@@ -99,13 +99,18 @@ def render_early_stop(job: Job) -> str:
     return f'<span class="ts-early">stopped early at step {step:,} of {num_steps:,}</span>'
 
 
+def is_waiting(job: Job) -> bool:
+    """Return whether a run waits for its start, or to be resumed."""
+    return job.status in ("validating_files", "queued")
+
+
 def has_yet_to_start(job: Job) -> bool:
     """Return whether a run waits for its first start.
 
     An extension has the figures of the run that it extends. A run that waits to be resumed has its
     own.
     """
-    return job.started_at is None and job.status in ("validating_files", "queued")
+    return job.started_at is None and is_waiting(job)
 
 
 def render_duration(job: Job) -> str:

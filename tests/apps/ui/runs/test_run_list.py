@@ -59,6 +59,14 @@ def test_waiting_extension_shows_its_reason_and_not_the_steps_of_the_extended_ru
     assert "step 32" in render_row(make_job(status="running", **changes))
 
 
+def test_run_that_waits_to_be_resumed_shows_its_reason_and_its_duration() -> None:
+    changes = {"started_at": 1_700_000_100, "progress": {"step": 32, "loss": 1.5}}
+    html = render_row(make_job(status="queued", waiting_for="number 2 in the queue", **changes))
+    assert "number 2 in the queue" in html
+    assert "step 32" not in html
+    assert 'data-since="1700000100"' in html
+
+
 def test_run_that_stopped_early_is_complete() -> None:
     html = render_row(make_job(status="succeeded", progress={"step": 32, "num_steps": 48}))
     assert 'value="1.000"' in html
