@@ -117,6 +117,11 @@ def keep_english(text: str, tag: str = "span") -> str:
     return f'<{tag} lang="en" translate="no">{escape(text)}</{tag}>'
 
 
+def join_models(names: Iterable[str]) -> str:
+    """Return names of models as the value of `models` in addresses of Compare and Evaluate."""
+    return ",".join(quote(name, safe="") for name in names)
+
+
 def link_run(run_id: str, attributes: str = "") -> str:
     """Render the link to a run whose name is not known: the shortened id, with the id as title."""
     return (

@@ -370,25 +370,26 @@ def test_run_is_extended_by_the_new_number_of_epochs(
     expect(page.locator("#run-detail h2")).to_have_text("mine")
 
 
-def test_extension_of_a_run_that_stopped_early_names_its_patience(
-    page: Page, stub: StubApi, address: str
-) -> None:
-    training = {**TRAINING, "early_stopping_patience": 3}
+def open_extension(page: Page, stub: StubApi, address: str, **settings: int) -> None:
+    """Open the dialog that extends a run of 10 steps, with some settings of the run."""
+    training = {**TRAINING, **settings}
     add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned", training=training)
     stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
     open_view(page, address, "?run=mine")
     page.click("#extend-button")
+
+
+def test_extension_of_a_run_that_stopped_early_names_its_patience(
+    page: Page, stub: StubApi, address: str
+) -> None:
+    open_extension(page, stub, address, early_stopping_patience=3)
     expect(page.locator("#extend-early")).to_contain_text("after 3 evaluations without a better")
 
 
 def test_run_that_ended_at_max_steps_is_extended_by_steps(
     page: Page, stub: StubApi, address: str
 ) -> None:
-    training = {**TRAINING, "max_steps": 10}
-    add_run(stub, "mine", "succeeded", 10, fine_tuned_model="tuned", training=training)
-    stub.runs.checkpoints["mine"] = [make_checkpoint("mine", 10)]
-    open_view(page, address, "?run=mine")
-    page.click("#extend-button")
+    open_extension(page, stub, address, max_steps=10)
     steps, epochs = page.get_by_label("Steps in all"), page.get_by_label("Epochs in all")
     expect(steps).to_have_value("15")
     expect(epochs).to_have_value("8")

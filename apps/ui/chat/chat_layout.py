@@ -1,7 +1,6 @@
 """The components of the page "Chat", and what they show."""
 
 from typing import Any, Literal, TypedDict
-from urllib.parse import quote
 
 import gradio as gr
 from gradio.blocks import Block
@@ -89,6 +88,8 @@ def show_continue(conversation: Conversation) -> Any:
 
 def render_compare_link(menu: ModelMenu, name: Any) -> str:
     """Render the link that compares the chosen model, with its base if the menu has that."""
-    names = [*menu.list_bases(name), name] if isinstance(name, str) and name else []
-    query = f"?models={','.join(quote(each, safe='') for each in names)}" if names else ""
+    query = ""
+    if isinstance(name, str) and name:
+        base = menu.find_base(name)
+        query = f"?models={markup.join_models([base, name] if base else [name])}"
     return f'<a class="ts-side-link" href="./compare{query}">Compare models</a>'

@@ -73,11 +73,11 @@ class ModelMenu:
             return None
         return Model(id=entry.model_id, run_id=entry.run_id, checkpoint_step=entry.step)
 
-    def list_bases(self, name: str) -> list[str]:
-        """List the model that a model was tuned from, if it is offered."""
+    def find_base(self, name: str) -> str | None:
+        """Return the model that a model was tuned from, if it is offered, else None."""
         model = self.find(name)
         base = None if model is None else model.base_model or model.tuned_from
-        return [base] if base is not None and self.has(base) else []
+        return base if base is not None and self.has(base) else None
 
     def find_checkpoint(self, name: str) -> OfferedCheckpoint | None:
         """Return the checkpoint of a name unless it is published, else None."""

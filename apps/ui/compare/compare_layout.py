@@ -94,7 +94,7 @@ def render_evaluation_link(names: Sequence[str]) -> str:
     """Render the link that evaluates the first two models; empty without any."""
     if not names:
         return ""
-    query = ",".join(quote(name, safe="") for name in names[:2])
+    query = markup.join_models(names[:2])
     subject = "this model" if len(names) == 1 else "these models"
     if len(names) > 2:
         subject = "the first two models"

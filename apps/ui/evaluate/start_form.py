@@ -12,7 +12,7 @@ from apps.client.resources import File, Job
 from apps.ui.chat.model_menu import ModelMenu, load_menu
 from apps.ui.error_messages import describe_error
 from apps.ui.evaluate.evaluate_request import EvaluateAction
-from apps.ui.fine_tune.data.file_menu import UNKNOWN_COLUMNS, list_file_choices
+from apps.ui.fine_tune.data.file_menu import has_unknown_columns, list_file_choices
 from apps.ui.runs.run_markup import name_data, name_job
 from apps.ui.runs.run_result import has_validation_rows
 
@@ -95,9 +95,8 @@ def list_rows(files: Sequence[File], jobs: Sequence[Job]) -> list[MenuEntry]:
 
 
 def _is_usable(file: File, jobs: Sequence[Job]) -> bool:
-    if file.status != "error":
-        return True
-    return file.error_code == UNKNOWN_COLUMNS and bool(find_columns(file.id, jobs))
+    has_columns = has_unknown_columns(file) and bool(find_columns(file.id, jobs))
+    return file.status != "error" or has_columns
 
 
 def find_columns(file_id: str, jobs: Sequence[Job]) -> Mapping[str, object]:
@@ -116,7 +115,7 @@ async def complete_request(client: ApiClient, request: EvaluationRequest) -> Eva
     Raises `ApiClientError`.
     """
     file_id = request.get("file")
-    if file_id is None or (await client.files.get(file_id)).error_code != UNKNOWN_COLUMNS:
+    if file_id is None or not has_unknown_columns(await client.files.get(file_id)):
         return request
     jobs = await _list_permitted(client.jobs.list_newest(MAX_RUNS))
     columns = find_columns(file_id, jobs)

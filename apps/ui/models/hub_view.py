@@ -69,9 +69,7 @@ def render_push_form(forms: HubForms, model: Model) -> str:
     return _render_section(
         "Push to the hub",
         f'<form class="ts-model-form" data-action="{PUSH}" data-model="{escape(model.id)}">'
-        + render_field(
-            forms.problem, PUSH, "repository", "Repository", "owner/name", is_needed=True
-        )
+        + render_field(problem, PUSH, "repository", "Repository", "owner/name", is_needed=True)
         + '<label class="ts-check"><input type="checkbox" name="public" id="push-public"'
         f"{' checked' if is_public else ''}>Public repository</label>"
         '<button class="ts-small ts-primary">Push</button></form>'

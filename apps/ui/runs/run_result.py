@@ -8,6 +8,7 @@ from apps.client.client import ApiClient
 from apps.client.errors import RequestRefusedError
 from apps.client.model_resources import Model
 from apps.client.resources import Access, Job
+from apps.ui import markup
 from apps.ui.runs.merging import Merge
 
 ADMINISTER, READ_WEIGHTS, READ_FILES = "models.write", "models.weights", "files.read"
@@ -72,7 +73,7 @@ def has_validation_rows(job: Job) -> bool:
 
 def _render_evaluation_link(job: Job, tuned: str) -> str:
     """Render the link that evaluates the model of a run against the one that it was tuned from."""
-    models = f"{quote(tuned, safe='')},{quote(job.model, safe='')}"
+    models = markup.join_models([tuned, job.model])
     rows = f"&amp;rows=job:{quote(job.id, safe='')}" if has_validation_rows(job) else ""
     return (
         f'<a id="evaluate-it" class="ts-action" href="./evaluate?models={models}{rows}">'
@@ -82,7 +83,7 @@ def _render_evaluation_link(job: Job, tuned: str) -> str:
 
 def _render_comparison(job: Job, tuned: str) -> str:
     """Render the link that compares the model of a run with the one that it was tuned from."""
-    models = f"{quote(job.model, safe='')},{quote(tuned, safe='')}"
+    models = markup.join_models([job.model, tuned])
     return (
         f'<a id="compare-with-base" class="ts-action" href="./compare?models={models}">'
         f"Compare with {escape(job.model)}</a>"

@@ -11,7 +11,7 @@ import gradio as gr
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui import markup
-from apps.ui.fine_tune.data.file_menu import UNKNOWN_COLUMNS
+from apps.ui.fine_tune.data.file_menu import has_unknown_columns
 
 COLUMNS = "columns"
 """The setting of a job that names the columns."""
@@ -184,7 +184,7 @@ class ColumnMapping:
             )
         except ApiClientError:
             return FileColumns(data)
-        return FileColumns(data, page.columns, file.error_code == UNKNOWN_COLUMNS)
+        return FileColumns(data, page.columns, has_unknown_columns(file))
 
     def fit_columns(
         self,

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 HANDBOOK_FILE_ID = "file-handbook"
 HANDBOOK_NAME = "The bundled handbook"
-UNKNOWN_COLUMNS = "unknown_columns"
+_UNKNOWN_COLUMNS = "unknown_columns"
 _PURPOSE = "fine-tune"
 _STORAGE_KEY = "tuneserve-data"
 RECALL_FILE_JS = f"""(() => {{
@@ -42,7 +42,12 @@ REMEMBER_JS = f"""(id) => {{
 
 def is_usable(file: File) -> bool:
     """Return whether a job can learn from a file, perhaps once its columns are chosen."""
-    return file.status != "error" or file.error_code == UNKNOWN_COLUMNS
+    return file.status != "error" or has_unknown_columns(file)
+
+
+def has_unknown_columns(file: File) -> bool:
+    """Return whether no format knows the columns of a file, so that they must be chosen."""
+    return file.error_code == _UNKNOWN_COLUMNS
 
 
 def list_file_choices(

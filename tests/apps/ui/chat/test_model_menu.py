@@ -25,11 +25,11 @@ def test_menu_has_aliases_models_adapters_and_checkpoints() -> None:
     assert (found.run_id, found.checkpoint_step) == ("ftjob-1", 3)
 
 
-def test_base_of_a_model_is_listed_if_it_is_offered() -> None:
+def test_base_of_a_model_is_found_if_it_is_offered() -> None:
     tuned = Model(id="full", aliases=("latest",), tuned_from="base")
     menu = ModelMenu((ADAPTER, tuned, Model(id="base", base=True), Model(id="x", tuned_from="y")))
-    assert [menu.list_bases(name) for name in ("tone", "full", "latest")] == [["base"]] * 3
-    assert [menu.list_bases(name) for name in ("base", "x", "gone")] == [[]] * 3
+    assert [menu.find_base(name) for name in ("tone", "full", "latest")] == ["base"] * 3
+    assert [menu.find_base(name) for name in ("base", "x", "gone")] == [None] * 3
     link = render_compare_link(menu, "latest")
     assert 'href="./compare?models=base,latest"' in link
     assert 'href="./compare"' in render_compare_link(menu, None)
