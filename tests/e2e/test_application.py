@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from storage import durable
 from tests.e2e.conftest import ROOT, Application
-from tests.faults.processes import find_replica
+from tests.faults.processes import find_replica, list_processes, read_command
 from tests.faults.stored_kinds import find_unknown_files
 from tests.waiting import wait_until
 
@@ -57,16 +57,18 @@ def score(client: openai.OpenAI, model: str, pairs: list[tuple[str, str]]) -> fl
 
 
 def find_run_processes(application: Application, job_id: str) -> list[psutil.Process]:
-    """Return every process of a run: its driver, and Ray Train's workers and controller."""
-    found = []
-    since = psutil.Process(application.process.pid).create_time()
-    for process in psutil.process_iter(["cmdline", "create_time"]):
-        if process.info["create_time"] < since:  # belongs to another cluster on this machine
-            continue
-        line = " ".join(process.info["cmdline"] or [])
-        if job_id in line or "RayTrainWorker" in line or "TrainController" in line:
-            found.append(process)
-    return found
+    """Return every process of a run: its driver, and Ray Train's workers and controller.
+
+    Another cluster may be training on this machine. A driver names its job, and outlives the queue
+    that started it; the others are processes of the application.
+    """
+    drivers = [process for process in psutil.process_iter() if job_id in read_command(process)]
+    others = [
+        process
+        for process in list_processes(application)
+        if any(name in read_command(process) for name in ("RayTrainWorker", "TrainController"))
+    ]
+    return list({*drivers, *others})
 
 
 def kill_run_process(application: Application, job_id: str, name: str) -> None:

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.ui.frame.assets import FOREVER
-from apps.ui.protection.route_allowlist import find_route
+from apps.ui.protection.routes import find_route
 
 MAX_KEPT_BYTES = 32 << 20
 _ENTRY_BYTES = 4096

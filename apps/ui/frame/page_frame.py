@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.ui.frame.assets import FOREVER
 from apps.ui.frame.document import complete_document, render_document
-from apps.ui.protection.route_allowlist import find_route
+from apps.ui.protection.routes import find_route
 
 _GRADIO_MARK = b"<gradio-app"
 _NOT_FOUND = (

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.access.audit import FAILURES_PER_MINUTE
 from apps.access.keyless import find_foreign_origin, find_foreign_request
 from apps.access.rate_limit import Bucket
+from apps.ui.protection.routes import find_route, is_file
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class PageGuard:
         if key is None and (self._needs_key or time.monotonic() < self._needed_until):
             verdict = Verdict.REFUSED
         else:
-            verdict = await self._check_key(key)
+            verdict = await self._check_key(key, for_file=is_file(find_route(scope)))
         if verdict is Verdict.VALID:
             return None
         if verdict is Verdict.REFUSED:
@@ -112,11 +113,15 @@ class PageGuard:
         local = find_foreign_request(headers, scope.get("client"), version)
         return (403, local) if local else None
 
-    async def _check_key(self, key: str | None) -> Verdict:
-        """Ask the API about a key, unless a verdict that permits the page is cached."""
+    async def _check_key(self, key: str | None, *, for_file: bool) -> Verdict:
+        """Ask the API about a key, unless a verdict that permits the page is cached.
+
+        The verdict that no key is needed is used again for files only, of which a first visit loads
+        eighty: the first key of a server must apply to the page at once.
+        """
         digest = sha256((key or "").encode(errors="surrogateescape")).digest()
         verdict, until = self._permitted.get(digest, (Verdict.UNKNOWN, 0.0))
-        if until > time.monotonic():
+        if until > time.monotonic() and (for_file or verdict is Verdict.VALID):
             return verdict
         verdict = await self._ask_api(key)
         self._permitted.pop(digest, None)

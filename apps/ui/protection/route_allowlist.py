@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware.body_limit import BodyLimit
 from apps.ui.protection.access import read_password
+from apps.ui.protection.routes import find_route
 from apps.ui.protection.session_functions import SessionFunctions
 from apps.ui.protection.unread_calls import StreamSlots, UnreadCalls
 from apps.ui.protection.uploads import UploadFolder
@@ -151,12 +152,6 @@ class RouteGuard:
             await _refuse(429, reason)(scope, receive, send)
             return
         await self.app(scope, _replay(body, receive), send)
-
-
-def find_route(scope: Scope) -> str:
-    """Return the path of a request relative to the page's prefix."""
-    path = str(scope.get("path", ""))
-    return path.removeprefix(scope.get("root_path", "").rstrip("/"))
 
 
 def is_open(method: str, route: str) -> bool:

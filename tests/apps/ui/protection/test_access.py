@@ -68,10 +68,12 @@ def test_page_without_keys_opens_only_for_local_browser(page: str) -> None:
             assert open_page(page, key, **headers).status_code == status, (headers, key)
 
 
-async def request_of_guard(guard: PageGuard, host: str = "127.0.0.1") -> int:
+async def request_of_guard(
+    guard: PageGuard, host: str = "127.0.0.1", path: str = "/theme.css"
+) -> int:
     transport = httpx.ASGITransport(guard, client=("127.0.0.1", 5000))
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
-        return (await client.get("/theme.css")).status_code
+        return (await client.get(path)).status_code
 
 
 async def test_api_is_asked_every_few_seconds_and_every_request_is_checked_to_be_local(
@@ -89,6 +91,19 @@ async def test_api_is_asked_every_few_seconds_and_every_request_is_checked_to_be
     guard = PageGuard(PlainTextResponse("page"), ask_api, needs_key=False)
     verdicts[:] = [Verdict.NOT_NEEDED, Verdict.REFUSED]
     assert [await request_of_guard(guard) for _ in range(2)] == [200, 401]
+
+
+@pytest.mark.parametrize("path", ["/", "/models", "/models/a/archive", "/assets"])
+async def test_first_key_applies_to_all_but_files_at_once(path: str) -> None:
+    verdicts = [Verdict.NOT_NEEDED, Verdict.REFUSED]
+
+    async def ask_api(key: str | None) -> Verdict:
+        return verdicts.pop(0)
+
+    guard = PageGuard(PlainTextResponse("page"), ask_api, needs_key=False)
+    assert await request_of_guard(guard) == 200
+    assert await request_of_guard(guard, path=path) == 401
+    assert await request_of_guard(guard) == 401
 
 
 def test_page_with_keys_requires_valid_key(page: str, layout: StorageLayout) -> None:
