@@ -336,7 +336,7 @@ def _follow_run(run: RunFolder, bar: Progress, done: Event) -> None:
         if last := run.metrics.read_last():
             bar.update(
                 task,
-                description=f"loss {last['loss']:.4f}" if "loss" in last else "Training",
+                description=f"training loss {last['loss']:.4f}" if "loss" in last else "Training",
                 total=last.get("num_steps"),
                 completed=last["step"],
             )

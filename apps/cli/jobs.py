@@ -299,7 +299,7 @@ def _render_jobs(found: list[Job]) -> Rows:
 def _summarize_state(job: Job) -> str:
     progress = job.progress
     if job.status == "running" and progress is not None:
-        loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
+        loss = "" if progress.loss is None else f", training loss {progress.loss:.3f}"
         total = f" of {progress.num_steps}" if progress.num_steps else ""
         return f"step {progress.step}{total}{loss}"
     if job.error is not None:

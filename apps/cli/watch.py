@@ -146,7 +146,7 @@ def _draw_bar(last: Metrics) -> Progress:
     minutes, seconds = divmod(int(last.remaining_s), 60)
     speed = f"{last.tokens_per_s:,.0f} tokens/s, " if last.tokens_per_s else ""
     bar.add_task(
-        "" if last.loss is None else f"loss {last.loss:.4f}",
+        "" if last.loss is None else f"training loss {last.loss:.4f}",
         total=last.num_steps or None,  # a loop of the operator's may not report it
         completed=last.step,
         speed=f"{speed}{minutes}:{seconds:02} left" if last.num_steps else "",

@@ -119,8 +119,7 @@ def _render_source(evaluation: Evaluation, names: Mapping[str, str]) -> str:
     rows = "row" if count == 1 else "rows"
     most = "at most " if evaluation.num_rows is None else ""
     if evaluation.job:
-        link = f"./runs?run={quote(evaluation.job, safe='')}"
-        source = f'validation of <a href="{link}" translate="no">{escape(evaluation.job)}</a>'
+        source = f"validation of {markup.link_run(evaluation.job)}"
     else:
         file_id = evaluation.file or ""
         source = markup.keep(names.get(file_id) or file_id)
