@@ -81,7 +81,7 @@ def test_model_is_installed_with_progress_and_is_a_base_then(
     expect(transfers).to_contain_text("Downloading", timeout=PATIENCE_MS)
     expect(transfers.locator("progress")).to_be_visible()
 
-    source.fill("typed meanwhile")  # is kept while the progress is drawn again
+    source.fill("typed meanwhile")  # is kept while the progress is rendered again
     release.set()
     link = transfers.get_by_role("link", name="small", exact=True)
     expect(link).to_be_visible(timeout=PATIENCE_MS)

@@ -40,7 +40,7 @@ function showState() {
   if (field && field.value !== state.filter) field.value = state.filter;
   for (const [id, text] of Object.entries(state.entered)) {
     const entered = document.getElementById(id);
-    if (entered && element.contains(entered)) entered.value = text; // the HTML was drawn again
+    if (entered && element.contains(entered)) entered.value = text; // the HTML was rendered again
   }
   applyFilter();
   applyOrder();

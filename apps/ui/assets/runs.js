@@ -10,7 +10,9 @@ window.tuneserveRuns = (() => {
   function describeEarlyStop(patience) {
     return [
       "This run stopped early.",
-      `The new run stops early too, after ${patience} evaluations without a better one.`,
+      Number(patience) === 1
+        ? "The new run stops early too, after 1 evaluation without a better one."
+        : `The new run stops early too, after ${patience} evaluations without a better one.`,
       "Its model may then equal that of this run.",
       "To train longer, start again with changes.",
     ].join(" ");

@@ -133,7 +133,7 @@
 
   // Until a name is released, nothing is checked: chosen data is read first, because its task and its
   // columns change the settings ("data"), and fields are built again ("fields"). A check before that
-  // would report faults that the next moment ends.
+  // would report faults that disappear once the data is read.
   function hold(name) {
     clearTimeout(holds.get(name));
     holds.set(name, setTimeout(() => release(name), CHECK_PATIENCE_MS));

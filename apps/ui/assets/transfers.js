@@ -1,4 +1,4 @@
-// Transfers on the page "Models": keeps the focus on a button while the progress is drawn again.
+// Transfers on the page "Models": keeps the focus on a button while the progress is rendered again.
 // `element` is the root of the HTML component; models.js handles the buttons.
 "use strict";
 
@@ -8,7 +8,7 @@ element.addEventListener("focusin", (event) => {
   focused = event.target.dataset.transfer ?? "";
 });
 element.addEventListener("focusout", (event) => {
-  if (event.relatedTarget) focused = ""; // else the button was drawn again
+  if (event.relatedTarget) focused = ""; // else the button was rendered again
 });
 document.addEventListener("pointerdown", (event) => {
   if (!element.contains(event.target)) focused = "";

@@ -119,7 +119,7 @@ class _ModelHandlers:
         chat.chosen_model = name
         if chat.conversation.asked_model == name:
             return {ui.compare: render_compare_link(menu, name)}
-        unanswered = chat.conversation.find_unanswered()
+        unanswered = chat.find_unanswered()
         if chat.switch_model(name if isinstance(name, str) else ""):
             gr.Info(OWN_CONVERSATIONS)
         return {

@@ -16,7 +16,7 @@ from apps.ui.chat.answer_note import AnswerFacts, render_note
 from apps.ui.chat.opening import Opening
 from apps.ui.chat.sampling_settings import AnswerSettings
 
-MAX_LEFT_CONVERSATIONS = 8
+MAX_INACTIVE_CONVERSATIONS = 8
 """Most conversations of a tab with models that are not chosen at present."""
 
 OTHER_MODEL_NOTE = "{} answered instead of {}; this is a new conversation with your last question."
@@ -123,7 +123,9 @@ class OpenChat:
     """A question whose answer has not been started."""
     _answered: Conversation | None = field(default=None, init=False)
     """The conversation that is being answered, with the answer so far."""
-    _left: dict[str, Conversation] = field(default_factory=dict, init=False)
+    _without_text: Question | None = field(default=None, init=False)
+    """The open question while its answer has no text; also once the answer was cancelled."""
+    _inactive: dict[str, Conversation] = field(default_factory=dict, init=False)
     """Conversations with other models, by the name of the model; the oldest first."""
 
     @property
@@ -139,23 +141,32 @@ class OpenChat:
     def switch_model(self, name: str) -> bool:
         """Open the conversation with another model: the last one of this tab, else a new one.
 
-        Returns whether the conversation that is left has answers.
+        A question whose answer has no text is dropped from the conversation that was open. Returns
+        whether that has answers.
         """
-        left = self.conversation.drop_unanswered()
-        if left.turns:
-            self._left[left.asked_model] = left
-        self.begin(self._left.pop(name, Conversation(asked_model=name)))
-        while len(self._left) > MAX_LEFT_CONVERSATIONS:
-            del self._left[next(iter(self._left))]
-        return bool(left.turns)
+        pending = self._without_text
+        previous = pending.before if pending else self.conversation.drop_unanswered()
+        if previous.turns:
+            self._inactive[previous.asked_model] = previous
+        self.begin(self._inactive.pop(name, Conversation(asked_model=name)))
+        while len(self._inactive) > MAX_INACTIVE_CONVERSATIONS:
+            del self._inactive[next(iter(self._inactive))]
+        return bool(previous.turns)
+
+    def find_unanswered(self) -> str | None:
+        """Return the last question if it has no answer and was not asked before, else None."""
+        if self._without_text:
+            return self._without_text.text or None
+        return self.conversation.find_unanswered()
 
     def stop(self) -> None:
         """Keep the conversation as it is; drop the rest of an answer in progress."""
-        self._asked = self._answered = None
+        self._asked = self._answered = self._without_text = None
 
     def ask(self, question: Question) -> None:
         """Open a conversation that ends with a question to be answered."""
         self.conversation, self._asked = question.conversation, question
+        self._without_text = question
 
     def begin_answer(self) -> Question | None:
         """Mark the pending question as being answered and return it, else None."""
@@ -170,6 +181,7 @@ class OpenChat:
         if self._answered is not before:
             return False
         self.conversation = self._answered = after
+        self._without_text = None
         return True
 
     def end_answer(self, conversation: Conversation) -> None:

@@ -132,6 +132,10 @@ class QuestionHandlers:
             return {ui.chat: gr.skip(), **shown}
         model = current.find(name)
         assert model is not None, "checked by _list_models"
+        is_typed = place is None
+        if chat.conversation.asked_model != name:  # the choice of the model is processed later
+            chat.switch_model(name)
+            place = None
         before = chat.conversation.drop_unanswered()
         earlier = before if place is None else before.cut(place)
         found, moved = find_conversation(earlier, name, model)
@@ -141,7 +145,7 @@ class QuestionHandlers:
         return {
             ui.chat: chat,
             ui.history: asked.to_chatbot(),
-            **({ui.bar.text: ""} if place is None else {}),
+            **({ui.bar.text: ""} if is_typed else {}),
             ui.model: gr.Dropdown(choices=current.list_choices()),
             ui.menu: current,
             ui.note: await self._note(moved, current, name),

@@ -79,10 +79,12 @@ def list_models(menu: ModelMenu) -> list[MenuEntry]:
 def list_rows(files: Sequence[File], jobs: Sequence[Job]) -> list[MenuEntry]:
     """Return the entries of the menu of rows: uploaded files, validation rows of runs."""
     usable = [file for file in files if _is_usable(file, jobs) and _has_answers(file)]
-    entries = [
-        MenuEntry(group="Files", label=label, value=f"file:{file_id}")
-        for label, file_id in list_file_choices(usable, time.time())
-    ]
+    unknown = {file.id for file in usable if has_unknown_columns(file)}
+    entries = []
+    for label, file_id in list_file_choices(usable, time.time()):
+        columns = find_columns(file_id, jobs) if file_id in unknown else {}
+        named = "".join(f" · {part}: {name}" for part, name in columns.items())
+        entries.append(MenuEntry(group="Files", label=f"{label}{named}", value=f"file:{file_id}"))
     return entries + [
         MenuEntry(
             group="Validation rows of runs",
@@ -100,8 +102,12 @@ def _is_usable(file: File, jobs: Sequence[Job]) -> bool:
 
 
 def find_columns(file_id: str, jobs: Sequence[Job]) -> Mapping[str, object]:
-    """Return the columns with which the newest of some runs read a file; empty if none did."""
-    for job in jobs:  # the newest first
+    """Return the columns with which the newest of the runs that succeeded read a file.
+
+    If none succeeded, those of the newest run; empty if no run read it. `jobs` are ordered, the
+    newest first.
+    """
+    for job in sorted(jobs, key=lambda job: job.status != "succeeded"):
         columns = job.training.get("columns")
         is_text = job.training.get("task", TASK) == TASK
         if file_id in (job.training_file, job.validation_file) and is_text and columns:
@@ -110,14 +116,14 @@ def find_columns(file_id: str, jobs: Sequence[Job]) -> Mapping[str, object]:
 
 
 async def complete_request(client: ApiClient, request: EvaluationRequest) -> EvaluationRequest:
-    """Add the columns of a file that have names of their own, as its newest run has them.
+    """Add the columns of a file that have names of their own, as `find_columns` finds them.
 
     Raises `ApiClientError`.
     """
     file_id = request.get("file")
     if file_id is None or not has_unknown_columns(await client.files.get(file_id)):
         return request
-    jobs = await _list_permitted(client.jobs.list_newest(MAX_RUNS))
+    jobs = await client.jobs.list_newest(MAX_RUNS)
     columns = find_columns(file_id, jobs)
     return {**request, "training": {"columns": columns}} if columns else request
 

@@ -16,7 +16,7 @@ from apps.client.model_resources import Model
 from apps.client.resources import Estimate
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.fine_tune.data.column_mapping import COLUMNS, RECALL_COLUMNS_JS, recall_mapping
+from apps.ui.fine_tune.data.column_mapping import COLUMNS, RECALL_COLUMNS_JS, recall_columns
 from apps.ui.fine_tune.data.data_panel import DataPanel
 from apps.ui.fine_tune.data.file_menu import RECALL_FILE_JS, FileMenu, choose_file
 from apps.ui.fine_tune.data.preview import render_preview
@@ -25,6 +25,7 @@ from apps.ui.fine_tune.model_facts import show_model_facts
 from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
 from apps.ui.fine_tune.training_settings import (
     HOLD_JS,
+    RELEASE_JS,
     Entered,
     JobActions,
     collect_row_settings,
@@ -97,8 +98,8 @@ class FineTunePage:
     ) -> AsyncGenerator[tuple[Any, ...], None]:
         """Fill the menus and the settings, like those of the run in `?from=`, then the preview.
 
-        Without that run, the remembered file is chosen if it exists, with its columns. One event
-        fills everything, because each takes a round trip of the browser.
+        Without that run, the remembered file is chosen if it exists, with its task and columns. One
+        event fills everything, because each takes a round trip of the browser.
         """
         kept: tuple[Any, ...] = (gr.skip(),) * len(self.opened)
         notice = ""
@@ -111,6 +112,7 @@ class FineTunePage:
             model = next((value for _, value in model_choices), None)
             data = choose_file(files, remembered)
             known = None
+            recalled = recall_columns(remembered_columns, data)
             if run_id := dict(request.query_params).get("from", ""):
                 found = await read_former_run(self._client, run_id, model_choices, files)
                 notice, entered = found.notice, found.entered
@@ -118,15 +120,16 @@ class FineTunePage:
             columns, facts, defaults = await asyncio.gather(
                 self.panel.columns.read_columns(data),
                 self.show_model(model),
-                self._read_defaults(model, data, known),
+                self._read_defaults(model, data, known, recalled.task if recalled else None),
             )
         except ApiClientError as exc:
             message = f"{describe_error(exc)} Reload the page to try again."
             yield show_notice(message, "error"), *kept[1:]
             return
         tasks = show_tasks(defaults)
-        if not run_id and (recalled := recall_mapping(remembered_columns, columns, defaults)):
-            entered = {COLUMNS: recalled}
+        if recalled and defaults and not run_id:
+            chosen = recalled.select(columns, str(defaults["task"]))
+            entered = {COLUMNS: chosen} if chosen else {}
         defaults, entered, *mapping = self.panel.columns.fit(columns, None, defaults, entered)
         yield (
             show_notice(notice),
@@ -185,18 +188,23 @@ class FineTunePage:
             return show_notice(describe_error(exc), "error"), None
 
     async def _read_defaults(
-        self, model: str | None, data: str | None, known: Mapping[str, Any] | None = None
+        self,
+        model: str | None,
+        data: str | None,
+        known: Mapping[str, Any] | None = None,
+        chosen_task: str | None = None,
     ) -> Mapping[str, Any] | None:
         """Return the default settings of a model as plain data, which Gradio can compare.
 
-        They are for the task that the rows of a file are for, if the model can learn it; `known`
-        ones are returned as they are.
+        They are for the task that the rows of a file are for, else for `chosen_task`, if the model
+        can learn it; `known` ones are returned as they are.
         """
         if known or not model:
             return known
         found, task = await asyncio.gather(
             self._client.jobs.get_defaults(model), self._find_task(data)
         )
+        task = task or chosen_task
         if task in found.tasks and task != found.task:
             found = await self._client.jobs.get_defaults(model, task)
         return found.model_dump(by_alias=True)
@@ -336,6 +344,10 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
             api_visibility="private",
         )
         events.append(chosen.then)
-    page.panel.listen(page.model, page.data, entered, defaults, page.show_preview, events)
+    changed = page.panel.listen(
+        page.model, page.task, page.data, entered, defaults, page.show_preview, events
+    )
+    for event in changed[-len(file_changes) :]:  # only these held the settings
+        event.then(None, None, None, js=RELEASE_JS, api_visibility="private")
     with page.settings_place:
         page.settings.build(page.model, page.task, page.data, page.preview)

@@ -71,7 +71,7 @@ OPEN_FIELDS_JS = f"""
 """
 HOLD_JS = """() => { window.tuneserveSettings?.hold("data"); }"""
 RELEASE_JS = """() => { window.tuneserveSettings?.release("data"); }"""
-"""Other data was chosen, and what its settings are is known."""
+"""The settings of the chosen data are known."""
 CHANGED_JS = "() => { window.tuneserveSettings?.change(); }"
 SHOW_VERDICT_JS = "(verdict) => { window.tuneserveSettings?.show(verdict); }"
 GO_TO_RUN_JS = """(run) => {

@@ -15,6 +15,8 @@ from apps.ui.frame.languages import list_languages
 _THEME_HASH = re.compile(r'"theme_hash": ?"(\w+)"')
 _BODY = re.compile(r"<body\b[^>]*>")
 _MANIFEST = re.compile(r'<link rel="manifest"[^>]*>')
+_SCRIPT = re.compile(r"<script\b[^>]*>")
+_SCRIPT_END = "</script>"
 _SPACES_MARK = "iframeResizer.contentWindow"
 """What is only in Gradio's script for pages inside of Hugging Face Spaces."""
 
@@ -47,8 +49,11 @@ def _remove_script(html: str, mark: str) -> str:
     position = html.find(mark)
     if position < 0:
         return html
-    start, end = html.rindex("<script>", 0, position), html.index("</script>", position)
-    return html[:start] + html[end + len("</script>") :]
+    before, after = html[:position], html[position:]
+    starts = [found.start() for found in _SCRIPT.finditer(before)]
+    if not starts or _SCRIPT_END in before[starts[-1] :]:
+        return html
+    return before[: starts[-1]] + after.partition(_SCRIPT_END)[2]
 
 
 def _render_head(title: str, theme_hash: str) -> str:

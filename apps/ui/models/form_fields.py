@@ -4,21 +4,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
+from apps.client.errors import ApiClientError, RequestRefusedError
 from apps.ui import markup
+from apps.ui.error_messages import describe_error
 
 INSTALL, PUSH, PROMOTE = "install", "push", "promote"
 FORMS = {INSTALL: "source", PUSH: "repository", PROMOTE: "alias"}
 """The forms, and the field that a problem is shown at if the API names no other one."""
+_NOT_PERMITTED = (401, 403, 429)
+"""Statuses of requests that are refused whatever they contain."""
 
 
 @dataclass(frozen=True)
 class FormProblem:
-    """Why a form was refused: the field at fault, the message, and what was entered."""
+    """Why a form was refused: the field at fault, the message, and what was entered.
+
+    The message is empty if nothing in the form is at fault.
+    """
 
     form: str
     field_name: str
     message: str
     entered: Mapping[str, str] = field(default_factory=dict)
+
+
+def describe_refusal(form: str, exc: ApiClientError, entered: Mapping[str, str]) -> FormProblem:
+    """Return why the API refused a form.
+
+    Without a message if nothing in the form is at fault: the request failed, or is not permitted.
+    """
+    if not isinstance(exc, RequestRefusedError) or exc.status in _NOT_PERMITTED:
+        return FormProblem(form, FORMS[form], "", entered)
+    return FormProblem(form, locate_problem(form, exc.param), describe_error(exc), entered)
 
 
 def locate_problem(form: str, param: str | None) -> str:

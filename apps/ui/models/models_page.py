@@ -20,7 +20,7 @@ from apps.client.evaluation_resources import Evaluation
 from apps.client.model_resources import HubPermissions, HubTransfer, Model, ModelAlias
 from apps.ui.chat.model_menu import TASK
 from apps.ui.error_messages import describe_error
-from apps.ui.models.form_fields import FORMS, FormProblem, locate_problem
+from apps.ui.models.form_fields import FORMS, FormProblem, describe_refusal
 from apps.ui.models.hub_view import HubForms, render_install_form, render_transfers
 from apps.ui.models.model_actions import ModelAction, perform, read_action
 from apps.ui.models.model_detail import (
@@ -252,13 +252,10 @@ class _Page:
         try:
             done = await perform(self._client, action)
         except ApiClientError as exc:
-            message = describe_error(exc)
-            if action.action in FORMS:
-                param = exc.param if isinstance(exc, RequestRefusedError) else None
-                field = locate_problem(action.action, param)
-                problem = FormProblem(action.action, field, message, action._asdict())
-                return await self._show(replace(shown, problem=problem))
-            return await self._show(shown, message, "error")
+            is_form = action.action in FORMS
+            problem = describe_refusal(action.action, exc, action._asdict()) if is_form else None
+            notice = "" if problem and problem.message else describe_error(exc)
+            return await self._show(replace(shown, problem=problem), notice, "error")
         if action.action == "delete":
             shown = _forget_model(shown)
         return await self._show(replace(shown, problem=None), done)

@@ -4,6 +4,7 @@ The page has no key of its own. It makes every API call with the visitor's key, 
 what each visitor may do.
 """
 
+import asyncio
 import base64
 import binascii
 import logging
@@ -63,6 +64,7 @@ class PageGuard:
         self._needs_key = needs_key
         self._needed_until = 0.0
         self._permitted: dict[bytes, tuple[Verdict, float]] = {}
+        self._asking: dict[bytes, asyncio.Task[Verdict]] = {}
         self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +125,7 @@ class PageGuard:
         verdict, until = self._permitted.get(digest, (Verdict.UNKNOWN, 0.0))
         if until > time.monotonic() and (for_file or verdict is Verdict.VALID):
             return verdict
-        verdict = await self._ask_api(key)
+        verdict = await (self._ask_once(digest, key) if for_file else self._ask_api(key))
         self._permitted.pop(digest, None)
         if key is None and verdict is Verdict.REFUSED:
             self._needed_until = time.monotonic() + _NEEDED_AGE_S
@@ -132,6 +134,14 @@ class PageGuard:
             if len(self._permitted) > _MAX_VERDICTS:
                 del self._permitted[next(iter(self._permitted))]
         return verdict
+
+    async def _ask_once(self, digest: bytes, key: str | None) -> Verdict:
+        """Ask the API about a key, once for all files that are requested at the same time."""
+        asking = self._asking.get(digest)
+        if asking is None:
+            asking = self._asking[digest] = asyncio.ensure_future(self._ask_api(key))
+            asking.add_done_callback(lambda _: self._asking.pop(digest, None))
+        return await asyncio.shield(asking)  # a visitor who leaves does not cancel it for others
 
 
 class RefusalLog:

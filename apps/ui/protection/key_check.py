@@ -17,7 +17,7 @@ class KeyCheck:
     async def check(self, key: str | None) -> Verdict:
         """Return the API's verdict on a key."""
         try:
-            # Sent every few seconds at most: the connection is not kept alive.
+            # On a connection of its own: one that was idle for seconds may be closed meanwhile.
             access = await self._access.get(key, keeps_connection=False)
         except RequestRefusedError as exc:
             is_wrong = exc.status == 429 and exc.code == _INVALID_KEY_CODE

@@ -63,7 +63,7 @@ class RouteGuard:
     A function call is read before it is forwarded: it may have at most `MAX_CALL_BYTES`. The
     response is 400 unless its text is valid Unicode, its session has the called function, and every
     file that it names is in `uploads`. It is 422 without a message, which Gradio's script ignores,
-    if the components of the function have been drawn again meanwhile. An upload requires the
+    if the components of the function have been rendered again meanwhile. An upload requires the
     permission to write files (else 403), and is refused with 507 while uploads of more than
     `max_upload_bytes` await their import. The response is 429 to a call if too many results are
     unread, and to a stream if too many streams are open.

@@ -6,8 +6,13 @@ import gradio as gr
 import pytest
 from gradio import queueing, routes
 from gradio.routes import App
+from gradio.server_messages import ProcessCompletedMessage
 
-from apps.ui.gradio_internals import build_without_apps, complete_cancelled_calls
+from apps.ui.gradio_internals import (
+    CompletedMessage,
+    build_without_apps,
+    complete_cancelled_calls,
+)
 from apps.ui.settings import UiSettings
 from tests.apps.ui.page_server import build_page
 
@@ -39,7 +44,20 @@ def test_gradio_is_as_before_also_after_an_error() -> None:
     assert App.create_app is make
 
 
-def test_end_of_a_cancelled_call_has_data() -> None:
+@pytest.fixture
+def original_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both modules have Gradio's own message until the test has ended."""
+    for module in (queueing, routes):
+        monkeypatch.setattr(module, "ProcessCompletedMessage", ProcessCompletedMessage)
+
+
+def test_page_sends_complete_ends_of_calls(original_messages: None) -> None:
+    build_page(UiSettings(api_url="http://127.0.0.1:9"))
+    for module in (queueing, routes):
+        assert module.ProcessCompletedMessage is CompletedMessage
+
+
+def test_end_of_a_cancelled_call_has_data(original_messages: None) -> None:
     complete_cancelled_calls()
     for module in (queueing, routes):
         message = module.ProcessCompletedMessage

@@ -21,7 +21,7 @@ _STORAGE_KEY = "tuneserve-columns"
 REMEMBER_COLUMNS_JS = f"""(...chosen) => {{
   try {{ window.localStorage.setItem("{_STORAGE_KEY}", JSON.stringify(chosen)); }} catch {{}}
 }}"""
-"""Keep the id of a file and what its menus show in the browser."""
+"""Keep the id of a file, the task, and what the menus show in the browser."""
 RECALL_COLUMNS_JS = f"""(() => {{
   try {{ return window.localStorage.getItem("{_STORAGE_KEY}") || ""; }} catch {{ return ""; }}
 }})()"""
@@ -49,6 +49,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     "image_classification": {"image": "Image", "label": "Label"},
 }
 """The parts of a row of each task, by their names in `columns`."""
+_TASKS = tuple(PARTS)  # compared by value: what the browser kept may be no text
 NUM_MENUS = max(map(len, PARTS.values()))
 _GUESSES: Mapping[str, Sequence[str]] = {
     "system": ("system", "context", "persona"),
@@ -79,6 +80,20 @@ class FileColumns:
     data: str | None
     columns: tuple[str, ...] = ()
     is_unknown: bool = False
+
+
+@dataclass(frozen=True)
+class RememberedColumns:
+    """The columns that were chosen last for a file, by the parts of a row of a task."""
+
+    task: str
+    mapping: Mapping[str, str]
+
+    def select(self, found: FileColumns, task: str) -> dict[str, str]:
+        """Return the columns that a file still has; empty for another task."""
+        if task != self.task:
+            return {}
+        return {part: name for part, name in self.mapping.items() if name in found.columns}
 
 
 def guess_columns(task: str, columns: Sequence[str]) -> dict[str, str]:
@@ -121,22 +136,20 @@ def read_mapping(entered: Mapping[str, Any]) -> dict[str, str]:
     return {str(ours): str(theirs) for ours, theirs in value.items()}
 
 
-def recall_mapping(
-    remembered: str | None, found: FileColumns, defaults: Mapping[str, Any] | None
-) -> dict[str, str]:
-    """Return the columns that were chosen last, as the browser kept them; empty for another file.
+def recall_columns(remembered: str | None, data: str | None) -> RememberedColumns | None:
+    """Return the columns that were chosen last, as the browser kept them; None for another file.
 
-    `remembered` is a JSON list: the id of the file, then the value of each menu.
+    `remembered` is a JSON list: the id of the file, the task, then the value of each menu.
     """
     try:
         kept = json.loads(remembered or "")
-    except ValueError:
-        return {}
-    if not isinstance(kept, list) or not kept or kept[0] != found.data:
-        return {}
-    parts = PARTS.get(str(defaults["task"]) if defaults else "causal_lm", {})
-    pairs = zip(parts, kept[1:], strict=False)
-    return {part: name for part, name in pairs if isinstance(name, str) and name in found.columns}
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(kept, list) or len(kept) < 2 or kept[0] != data or kept[1] not in _TASKS:
+        return None
+    pairs = zip(PARTS[kept[1]], kept[2:], strict=False)
+    mapping = {part: name for part, name in pairs if isinstance(name, str) and name != BY_NAME}
+    return RememberedColumns(kept[1], mapping)
 
 
 def list_other_parts(task: str) -> set[str]:

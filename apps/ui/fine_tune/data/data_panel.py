@@ -11,7 +11,7 @@ from apps.client.client import ApiClient
 from apps.ui.fine_tune.data.column_mapping import REMEMBER_COLUMNS_JS, ColumnMapping
 from apps.ui.fine_tune.data.row_browser import RowBrowser, RowView
 from apps.ui.fine_tune.data.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
-from apps.ui.fine_tune.training_settings import RELEASE_JS, Entered
+from apps.ui.fine_tune.training_settings import Entered
 
 TOKENS, ROWS, STATISTICS = "tokens", "rows", "statistics"
 ShowPreview = Callable[[str | None, str | None, Entered, Mapping[str, Any] | None], Awaitable[str]]
@@ -80,13 +80,17 @@ class DataPanel:
     def listen(
         self,
         model: Component,
+        task: Component,
         data: Component,
         entered: gr.State,
         defaults: gr.State,
         show_preview: ShowPreview,
         changes: list[Callable[..., Dependency]],
-    ) -> None:
-        """Update the panel after each of the `changes` of model, data and task."""
+    ) -> list[Dependency]:
+        """Update the panel after each of the `changes` of model, data and task.
+
+        Returns the event of each change after which the columns of the file are known.
+        """
         asked = [model, data, entered, defaults]
         changed = [
             listen(
@@ -104,8 +108,6 @@ class DataPanel:
             )
             for listen in changes
         ]
-        for event in changed:
-            event.then(None, None, None, js=RELEASE_JS, **_PRIVATE)
         mapped = gr.on(
             [menu.input for menu in self.columns.menus],
             self.columns.map_columns,
@@ -114,7 +116,7 @@ class DataPanel:
             show_progress="hidden",
             **_PRIVATE,
         )
-        mapped.then(None, [data, *self.columns.menus], js=REMEMBER_COLUMNS_JS, **_PRIVATE)
+        mapped.then(None, [data, task, *self.columns.menus], js=REMEMBER_COLUMNS_JS, **_PRIVATE)
         for event in (*changed, mapped):
             event.then(show_preview, asked, self.preview, show_progress="minimal", **_PRIVATE).then(
                 self.refresh_rows,
@@ -132,6 +134,7 @@ class DataPanel:
         self._listen_to_tabs(data, asked)
         self._listen_to_rows(data)
         self._listen_to_downloads(asked)
+        return changed
 
     def _listen_to_tabs(self, data: Component, asked: list[Component]) -> None:
         self.tokens_tab.select(self.open_tokens, None, self.tab, show_progress="hidden", **_PRIVATE)

@@ -237,6 +237,23 @@ def test_question_sent_before_change_of_model_is_processed_is_answered(
     assert list_questions(stub.bodies[-1]) == ["second"]
 
 
+def test_question_sent_before_change_of_model_continues_the_conversation_with_that_model(
+    tab: Tab, stub: StubApi
+) -> None:
+    tab.send("one")
+    tab.choose("base")
+    tab.ask("two", "base")
+    tab.respond()
+    tab.ask("three", "latest")  # before the choice of the model is processed
+    tab.choose("latest")
+    tab.respond()
+    assert list_questions(stub.bodies[-1]) == ["one", "three"]
+    tab.choose("base")
+    tab.ask("four", "base")
+    tab.respond()
+    assert list_questions(stub.bodies[-1]) == ["two", "four"]
+
+
 def test_concurrent_change_of_model_and_question_lose_no_question(tab: Tab, stub: StubApi) -> None:
     tab.send("first")
     held = threading.Event()

@@ -10,6 +10,7 @@ from apps.client.errors import AnswerFailedError, RequestRefusedError
 from apps.client.text import Sampling
 from apps.ui.chat.answer_note import AnswerFacts
 from apps.ui.chat.conversation import (
+    MAX_INACTIVE_CONVERSATIONS,
     AnswerStep,
     Conversation,
     OpenChat,
@@ -124,6 +125,50 @@ def test_question_is_taken_once_and_its_answer_can_be_stopped() -> None:
     assert not chat.is_busy
     assert not chat.update_answer(current, asked.add(Turn("assistant", "Hello")))
     assert chat.conversation is current
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("num_kept", [0, 2])
+def test_change_of_model_before_another_answer_keeps_the_answers(
+    num_kept: int, is_cancelled: bool
+) -> None:
+    chat, before = OpenChat(), ANSWERED.add(Turn("user", "more")).add(Turn("assistant", "Yes"))
+    chat.begin(before)
+    asked = before.cut(num_kept).add(Turn("user", "changed"))
+    chat.ask(Question(asked, SETTINGS, before, "changed"))
+    if is_cancelled:
+        chat.begin_answer()
+        chat.end_answer(asked)
+    assert chat.find_unanswered() == "changed"
+    assert chat.switch_model("other")
+    assert chat.conversation == Conversation(asked_model="other")
+    assert not chat.switch_model(before.asked_model)
+    assert chat.conversation == before
+
+
+def test_partial_answer_is_kept_when_the_model_changes() -> None:
+    chat = OpenChat()
+    asked = BEGUN.add(Turn("user", "hello"))
+    chat.ask(make_question(asked))
+    chat.begin_answer()
+    partial = asked.add(Turn("assistant", "Hel"))
+    chat.update_answer(asked, partial)
+    chat.switch_model("other")
+    chat.switch_model(BEGUN.asked_model)
+    assert chat.conversation == partial
+
+
+def test_oldest_of_many_conversations_is_dropped() -> None:
+    chat = OpenChat()
+    names = [f"model-{number}" for number in range(MAX_INACTIVE_CONVERSATIONS + 2)]
+    for name in names:
+        chat.switch_model(name)
+        chat.conversation = chat.conversation.add(Turn("user", "hi")).add(Turn("assistant", name))
+    found = []
+    for name in (names[1], names[0]):
+        chat.switch_model(name)
+        found.append(chat.conversation.turns[-1:])
+    assert found == [(Turn("assistant", names[1]),), ()]
 
 
 def test_answer_is_not_added_to_another_conversation() -> None:

@@ -69,7 +69,9 @@ def test_line_has_the_metrics_of_each_model() -> None:
 
 def test_rows_of_a_run_are_linked() -> None:
     html = render(file=None, job="ftjob-18ebcb7cc8efc31d11568e8e", num_rows=1)
-    link = '<a href="./runs?run=ftjob-18ebcb7cc8efc31d11568e8e" title="ftjob-18ebcb7cc8efc31d11568e8e"'
+    link = (
+        '<a href="./runs?run=ftjob-18ebcb7cc8efc31d11568e8e" title="ftjob-18ebcb7cc8efc31d11568e8e"'
+    )
     assert f'validation of {link} translate="no">ftjob-…568e8e</a>' in html
     assert "1 row</span>" in html
 

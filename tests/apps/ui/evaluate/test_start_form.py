@@ -122,7 +122,7 @@ def test_runs_without_validation_rows_are_not_offered() -> None:
 COLUMNS = {"prompt": "question", "completion": "reply"}
 
 
-def test_file_with_names_of_its_own_is_read_as_by_its_newest_run(api: StubApi) -> None:
+def test_file_with_names_of_its_own_is_read_as_by_its_newest_successful_run(api: StubApi) -> None:
     odd = {**api.files[0], "id": "file-odd", "status": "error", "error_code": "unknown_columns"}
     api.files.append(odd)
     request, _ = read_form(make_action(rows="file:file-odd"))
@@ -134,8 +134,11 @@ def test_file_with_names_of_its_own_is_read_as_by_its_newest_run(api: StubApi) -
     assert ask(api, lambda client: complete_request(client, request)) == request
 
     training = {"columns": COLUMNS}
-    api.add_job("ftjob-odd", "failed", training_file="file-odd", training=training)
-    assert "file:file-odd" in [entry["value"] for entry in ask(api, read_menus)["rows"]]
+    api.add_job("ftjob-odd", "succeeded", training_file="file-odd", training=training)
+    swapped = {"columns": {"prompt": "reply", "completion": "question"}}
+    api.add_job("ftjob-cancelled", "cancelled", training_file="file-odd", training=swapped)
+    (entry,) = [one for one in ask(api, read_menus)["rows"] if one["value"] == "file:file-odd"]
+    assert entry["label"].endswith(" · prompt: question · completion: reply")
     completed = ask(api, lambda client: complete_request(client, request))
     assert completed == {**request, "training": {"columns": COLUMNS}}
     other, _ = read_form(make_action(rows=f"file:{api.files[0]['id']}"))

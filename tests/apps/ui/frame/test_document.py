@@ -23,6 +23,21 @@ def test_gradios_document_is_completed() -> None:
     assert "gradio_config" in html
 
 
+def test_script_with_attributes_is_removed_and_the_others_stay() -> None:
+    html = complete_document(GRADIO.replace("<script>script.src", "<script async>script.src"), "")
+    assert "iframeResizer" not in html
+    assert "gradio_config" in html
+
+
+def test_mark_outside_of_a_script_removes_nothing() -> None:
+    html = complete_document(f"{GRADIO}<p>iframeResizer.contentWindow</p>", "")
+    assert "<p>iframeResizer.contentWindow</p>" in html
+    other = GRADIO.replace("iframeResizer.contentWindow.min.js", "")
+    html = complete_document(f"{other}<p>iframeResizer.contentWindow</p>", "")
+    assert "<p>iframeResizer.contentWindow</p>" in html
+    assert "gradio_config" in html
+
+
 def test_plain_document_is_escaped_and_marks_no_page() -> None:
     html = render_document(HOSTILE, None, "<p>content</p>", "../")
     assert_escaped(html.partition("<body>")[2])

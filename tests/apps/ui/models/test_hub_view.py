@@ -4,9 +4,15 @@ from typing import Any
 
 import pytest
 
+from apps.client.errors import ApiClientError, ApiTimeoutError, RequestRefusedError
 from apps.client.model_resources import HubPermissions, HubTransfer, Model, WorkProblem
 from apps.client.resources import Access
-from apps.ui.models.form_fields import FormProblem, locate_problem
+from apps.ui.models.form_fields import (
+    FormProblem,
+    describe_refusal,
+    locate_problem,
+    render_field,
+)
 from apps.ui.models.hub_view import (
     MAX_TRANSFERS,
     NO_INSTALL,
@@ -59,6 +65,27 @@ def test_forms_are_those_that_the_operator_and_the_key_permit() -> None:
 )
 def test_problems_are_located(form: str, param: str | None, field: str) -> None:
     assert locate_problem(form, param) == field
+
+
+@pytest.mark.parametrize(
+    ("exc", "message"),
+    [
+        (RequestRefusedError(400, "Bad Request", "no such name", param="alias"), "No such name"),
+        (RequestRefusedError(409, "Conflict", "it is deleted"), "It is deleted"),
+        (RequestRefusedError(403, "Forbidden", "not permitted"), ""),
+        (RequestRefusedError(429, "Too Many Requests", "later"), ""),
+        (ApiTimeoutError("http://api", "no response"), ""),
+    ],
+)
+def test_problem_is_at_a_field_only_if_the_form_is_at_fault(
+    exc: ApiClientError, message: str
+) -> None:
+    problem = describe_refusal("promote", exc, {"alias": "live"})
+    assert message in problem.message
+    assert bool(problem.message) == bool(message)
+    field = render_field(problem, "promote", "alias", "Alias", "latest")
+    assert ("aria-invalid" in field) == bool(message)
+    assert 'value="live"' in field
 
 
 def test_refused_form_keeps_what_was_entered_and_has_the_problem_at_its_field() -> None:

@@ -93,6 +93,25 @@ async def test_api_is_asked_every_few_seconds_and_every_request_is_checked_to_be
     assert [await request_of_guard(guard) for _ in range(2)] == [200, 401]
 
 
+async def test_api_is_asked_once_for_files_that_are_requested_at_the_same_time() -> None:
+    asked, answering = [], asyncio.Event()
+
+    async def ask_api(key: str | None) -> Verdict:
+        asked.append(key)
+        await answering.wait()
+        return Verdict.NOT_NEEDED
+
+    guard = PageGuard(PlainTextResponse("page"), ask_api, needs_key=False)
+    requests = [asyncio.create_task(request_of_guard(guard)) for _ in range(20)]
+    while not asked:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    requests.pop(0).cancel()
+    answering.set()
+    assert await asyncio.gather(*requests) == [200] * 19
+    assert asked == [None]
+
+
 @pytest.mark.parametrize("path", ["/", "/models", "/models/a/archive", "/assets"])
 async def test_first_key_applies_to_all_but_files_at_once(path: str) -> None:
     verdicts = [Verdict.NOT_NEEDED, Verdict.REFUSED]

@@ -36,7 +36,7 @@ def blocks() -> gr.Blocks:
     return blocks
 
 
-def test_function_that_was_replaced_is_told_from_unknown_ones(blocks: gr.Blocks) -> None:
+def test_function_that_was_replaced_is_distinguished_from_unknown_ones(blocks: gr.Blocks) -> None:
     functions = SessionFunctions(blocks)
     first, second = sorted(blocks.default_config.fns)
     known = [functions.has(SESSION, one) for one in (first, second, second + 1, -1)]

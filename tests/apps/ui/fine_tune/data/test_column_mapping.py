@@ -15,7 +15,7 @@ from apps.ui.fine_tune.data.column_mapping import (
     FileColumns,
     guess_columns,
     read_mapping,
-    recall_mapping,
+    recall_columns,
 )
 from tests.apps.stub_api import StubApi, ask
 
@@ -235,9 +235,9 @@ def test_nothing_changes_when_another_file_was_chosen_meanwhile(call: Any, odd_f
     assert all(isinstance(update, SKIP) for update in call(choose))
 
 
-def remember(data: str, mapping: dict[str, Any]) -> str:
-    """Return what the browser keeps: the file, and the value of each menu."""
-    return json.dumps([data, *(mapping.get(part, "") for part in PARTS["causal_lm"])])
+def remember(data: str, mapping: dict[str, Any], task: str = "causal_lm") -> str:
+    """Return what the browser keeps: the file, the task, and the value of each menu."""
+    return json.dumps([data, task, *(mapping.get(part, "") for part in PARTS[task])])
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,10 @@ def remember(data: str, mapping: dict[str, Any]) -> str:
         (remember("file-2", GUESS), {}),
         (remember("file-1", {"prompt": "gone", "completion": ["reply"]}), {}),
         ('{"file-1": "question"}', {}),
+        (remember("file-1", {"prompt": "question", "chosen": "reply"}, "preference"), {}),
+        ('["file-1", "question", "reply"]', {}),
+        ('["file-1", ["causal_lm"], "question", "reply"]', {}),
+        ("[" * 100_000, {}),
         ("[]", {}),
         ("no JSON", {}),
         (None, {}),
@@ -256,4 +260,16 @@ def test_columns_chosen_last_are_recalled_for_their_file(
     remembered: str | None, mapping: dict[str, str]
 ) -> None:
     found = FileColumns("file-1", ("question", "reply"), is_unknown=True)
-    assert recall_mapping(remembered, found, DEFAULTS) == mapping
+    recalled = recall_columns(remembered, "file-1")
+    assert (recalled.select(found, "causal_lm") if recalled else {}) == mapping
+
+
+def test_columns_of_another_task_are_recalled_with_it() -> None:
+    chosen = {"prompt": "q", "chosen": "good", "rejected": "bad"}
+    recalled = recall_columns(remember("file-1", chosen, "preference"), "file-1")
+    assert recalled is not None
+    assert recalled.task == "preference"
+    assert recalled.select(FileColumns("file-1", ("q", "good")), "preference") == {
+        "prompt": "q",
+        "chosen": "good",
+    }

@@ -1,4 +1,4 @@
-"""Files of the page that are kept in memory: which ones, for whom, and how many."""
+"""Files of the page that are cached in memory: which ones, for whom, and how many."""
 
 from collections.abc import Mapping
 
@@ -6,13 +6,13 @@ import pytest
 from httpx import ASGITransport, AsyncClient, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.ui.frame import kept_files
+from apps.ui.frame import cached_files
 from apps.ui.frame.assets import FOREVER
-from apps.ui.frame.kept_files import KeptFiles
+from apps.ui.frame.cached_files import CachedFiles
 
 pytestmark = pytest.mark.anyio
 
-LASTING = {"cache-control": FOREVER}
+IMMUTABLE = {"cache-control": FOREVER}
 GZIP = {"accept-encoding": "gzip"}
 PLAIN = {"accept-encoding": "identity"}
 
@@ -45,9 +45,9 @@ async def get(
         return await client.request(method, address, headers=headers)
 
 
-async def test_lasting_file_is_requested_once_for_each_address_and_encoding() -> None:
-    origin = Origin({**LASTING, "x-mark": "1"})
-    app = KeptFiles(origin)
+async def test_immutable_file_is_requested_once_for_each_address_and_encoding() -> None:
+    origin = Origin({**IMMUTABLE, "x-mark": "1"})
+    app = CachedFiles(origin)
     first, second = await get(app), await get(app)
     assert (first.text, second.text) == ("file 1", "file 1")
     assert second.headers == first.headers
@@ -58,10 +58,10 @@ async def test_lasting_file_is_requested_once_for_each_address_and_encoding() ->
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"), [({}, 200), ({"cache-control": "no-cache"}, 200), (LASTING, 206)]
+    ("headers", "status"), [({}, 200), ({"cache-control": "no-cache"}, 200), (IMMUTABLE, 206)]
 )
-async def test_other_responses_are_not_kept(headers: Mapping[str, str], status: int) -> None:
-    app = KeptFiles(Origin(headers, status))
+async def test_other_responses_are_not_cached(headers: Mapping[str, str], status: int) -> None:
+    app = CachedFiles(Origin(headers, status))
     assert [(await get(app)).text for _ in range(2)] == ["file 1", "file 2"]
 
 
@@ -77,20 +77,20 @@ async def test_other_responses_are_not_kept(headers: Mapping[str, str], status: 
 async def test_other_requests_are_forwarded(
     method: str, headers: Mapping[str, str], query: str
 ) -> None:
-    origin = Origin(LASTING)
-    app = KeptFiles(origin)
+    origin = Origin(IMMUTABLE)
+    app = CachedFiles(origin)
     await get(app)
     for _ in range(2):
         await get(app, f"/assets/a.js?{query}", {**GZIP, **headers}, method)
     assert origin.num_requests == 3
 
 
-async def test_kept_files_are_dropped_before_they_exceed_the_limit(
+async def test_cached_files_are_dropped_before_they_exceed_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_files, "MAX_KEPT_BYTES", 2 * (4096 + len("file 1")))
-    origin = Origin(LASTING)
-    app = KeptFiles(origin)
+    monkeypatch.setattr(cached_files, "MAX_CACHED_BYTES", 2 * (4096 + len("file 1")))
+    origin = Origin(IMMUTABLE)
+    app = CachedFiles(origin)
     for name in "ab":
         await get(app, f"/assets/{name}.js")
     assert (await get(app, "/assets/a.js")).text == "file 1"
@@ -98,8 +98,29 @@ async def test_kept_files_are_dropped_before_they_exceed_the_limit(
     assert (await get(app, "/assets/a.js")).text == "file 4"
 
 
-async def test_headers_that_a_guard_adds_are_not_kept() -> None:
-    kept = KeptFiles(Origin(LASTING))
+async def test_content_that_the_server_reads_itself_is_not_cached() -> None:
+    async def send_path(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in IMMUTABLE.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.pathsend", "path": "/a.js"})
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    app = CachedFiles(send_path)
+    scope = {"type": "http", "method": "GET", "path": "/assets/a.js", "headers": []}
+    for _ in range(2):
+        sent: list[Message] = []
+
+        async def collect(message: Message, sent: list[Message] = sent) -> None:
+            sent.append(message)
+
+        await app(scope, receive, collect)
+        assert [message["type"] for message in sent][1:] == ["http.response.pathsend"]
+
+
+async def test_headers_that_a_guard_adds_are_not_cached() -> None:
+    cached = CachedFiles(Origin(IMMUTABLE))
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_marked(message: Message) -> None:
@@ -107,7 +128,7 @@ async def test_headers_that_a_guard_adds_are_not_kept() -> None:
                 message["headers"].append((b"x-guard", b"1"))
             await send(message)
 
-        await kept(scope, receive, send_marked)
+        await cached(scope, receive, send_marked)
 
     for _ in range(3):
         answer = await get(guard)
