@@ -12,7 +12,7 @@ INSTALL, PUSH, PROMOTE = "install", "push", "promote"
 FORMS = {INSTALL: "source", PUSH: "repository", PROMOTE: "alias"}
 """The forms, and the field that a problem is shown at if the API names no other one."""
 _NOT_PERMITTED = (401, 403, 429)
-"""Statuses of requests that are refused whatever they contain."""
+"""Statuses of requests that are refused whatever they contain, unless a parameter is named."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ def describe_refusal(form: str, exc: ApiClientError, entered: Mapping[str, str])
 
     Without a message if nothing in the form is at fault: the request failed, or is not permitted.
     """
-    if not isinstance(exc, RequestRefusedError) or exc.status in _NOT_PERMITTED:
+    if not isinstance(exc, RequestRefusedError) or (
+        exc.status in _NOT_PERMITTED and exc.param is None
+    ):
         return FormProblem(form, FORMS[form], "", entered)
     return FormProblem(form, locate_problem(form, exc.param), describe_error(exc), entered)
 

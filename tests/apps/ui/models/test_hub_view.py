@@ -73,6 +73,7 @@ def test_problems_are_located(form: str, param: str | None, field: str) -> None:
         (RequestRefusedError(400, "Bad Request", "no such name", param="alias"), "No such name"),
         (RequestRefusedError(409, "Conflict", "it is deleted"), "It is deleted"),
         (RequestRefusedError(403, "Forbidden", "not permitted"), ""),
+        (RequestRefusedError(403, "Forbidden", "not 'a/b'", param="repository"), "Not 'a/b'"),
         (RequestRefusedError(429, "Too Many Requests", "later"), ""),
         (ApiTimeoutError("http://api", "no response"), ""),
     ],
