@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.apps.stub_api import MAX_CHARACTERS, StubApi
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
@@ -60,6 +60,32 @@ def test_chat_handles_empty_and_long_messages_and_model_changes(chat: Page, stub
     expect(notes).to_have_count(1, timeout=PATIENCE_MS)
     assert stub.bodies[-1]["model"] == "base"
     assert len(stub.bodies[-1]["messages"]) == 1
+
+
+@pytest.mark.parametrize("first", ["   ", "hello"])
+def test_question_is_asked_once_if_send_is_pressed_again_at_once(
+    chat: Page, stub: StubApi, first: str
+) -> None:
+    held: list[Route] = []
+
+    def hold_first(route: Route) -> None:
+        data = (route.request.post_data_json or {}).get("data") or [None]
+        if data[0] != first or held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    chat.route("**/queue/join*", hold_first)
+    send(chat, first)
+    while not held:
+        chat.wait_for_timeout(50)
+    send(chat, "hello")
+    held[0].continue_()
+    expect(chat.locator("#chat-history .ts-answered")).to_have_count(1, timeout=PATIENCE_MS)
+    expect(chat.locator("#chat-input textarea")).to_have_value("")
+    expect(chat.locator("#chat-send")).to_be_visible()
+    expect(chat.locator(".toast-body")).to_have_count(0)
+    assert list_contents(stub) == ["hello"]
 
 
 def test_question_that_is_sent_before_the_menu_is_filled_is_answered(

@@ -23,12 +23,15 @@ class EventOptions(TypedDict, total=False):
     show_progress: Literal["hidden"]
     api_visibility: Literal["private"]
     preprocess: bool
+    trigger_mode: Literal["always_last"]
     cancels: Any  # Gradio annotates dictionaries, of which `Dependency` is a subclass
 
 
 QUIET: EventOptions = {"show_progress": "hidden", "api_visibility": "private"}
 RAW: EventOptions = {**QUIET, "preprocess": False}
 """Gradio's preprocessing would refuse a model that the menu had before the server was restarted."""
+SENDING: EventOptions = {**RAW, "trigger_mode": "always_last"}
+"""By default, Gradio ignores an event while the previous one of its kind is being processed."""
 
 
 class ChatLayout:

@@ -11,6 +11,7 @@ from apps.client.errors import ApiClientError
 from apps.ui.chat.chat_layout import (
     QUIET,
     RAW,
+    SENDING,
     ChatLayout,
     EventOptions,
     Updates,
@@ -224,7 +225,7 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
             page.ask,
             [ui.bar.text, *context],
             outputs,
-            **RAW,
+            **SENDING,
         ),
         ui.history.example_select(page.ask_example, context, outputs, **RAW),
         ui.history.retry(page.ask_again, context, outputs, **RAW),

@@ -11,7 +11,7 @@ from gradio.events import Dependency
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui import markup
-from apps.ui.chat.chat_layout import QUIET, RAW, EventOptions, Updates
+from apps.ui.chat.chat_layout import QUIET, RAW, SENDING, EventOptions, Updates
 from apps.ui.chat.conversation import Question, Turn
 from apps.ui.chat.model_menu import (
     LATEST_ALIAS,
@@ -270,7 +270,7 @@ def build_compare_page(client: ApiClient) -> None:
             page.ask_all,
             [ui.bar.text, *context],
             outputs,
-            **RAW,
+            **SENDING,
         ),
         gr.on(
             [history.example_select for history in histories],
