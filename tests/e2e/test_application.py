@@ -18,7 +18,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from storage import durable
 from tests.e2e.conftest import ROOT, Application
-from tests.faults.processes import find_replica, list_processes, read_command
+from tests.faults.processes import (
+    find_by_command,
+    find_replica,
+    list_processes,
+    read_command,
+)
 from tests.faults.stored_kinds import find_unknown_files
 from tests.waiting import wait_until
 
@@ -63,12 +68,9 @@ def find_run_processes(application: Application, job_id: str) -> list[psutil.Pro
     that started it; the others are processes of the application.
     """
     drivers = [process for process in psutil.process_iter() if job_id in read_command(process)]
-    others = [
-        process
-        for process in list_processes(application)
-        if any(name in read_command(process) for name in ("RayTrainWorker", "TrainController"))
-    ]
-    return list({*drivers, *others})
+    workers = find_by_command("RayTrainWorker")(application)
+    controllers = find_by_command("TrainController")(application)
+    return list({*drivers, *workers, *controllers})
 
 
 def kill_run_process(application: Application, job_id: str, name: str) -> None:
@@ -378,10 +380,8 @@ def test_requests_of_other_sites_are_rejected(application: Application) -> None:
 
 def test_exposed_grpc_ports_require_token(application: Application) -> None:
     """Every server that listens on more than localhost requires the cluster's token."""
-    tree = [psutil.Process(application.process.pid)]
-    tree += tree[0].children(recursive=True)
     listening = set()
-    for process in tree:
+    for process in list_processes(application):
         with suppress(psutil.NoSuchProcess):  # it has ended since
             listening |= {
                 (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)

@@ -75,10 +75,13 @@ def test_question_is_asked_once_if_send_is_pressed_again_at_once(
         else:
             held.append(route)
 
+    def is_held() -> bool:
+        chat.wait_for_timeout(50)  # lets Playwright call `hold_first`
+        return bool(held)
+
     chat.route("**/queue/join*", hold_first)
     send(chat, first)
-    while not held:
-        chat.wait_for_timeout(50)
+    wait_until(is_held, 20, "Send is pressed once")
     send(chat, "hello")
     held[0].continue_()
     expect(chat.locator("#chat-history .ts-answered")).to_have_count(1, timeout=PATIENCE_MS)

@@ -238,7 +238,7 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
             page.respond,
             ui.chat,
             [ui.chat, ui.history, ui.answered_by, ui.bar.text, ui.note],
-            **RAW,
+            **SENDING,
         )
         step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, *ui.bar.buttons], **QUIET).then(
             ui.program.update_code, [ui.chat, ui.program.kind, *settings], ui.program.code, **RAW

@@ -281,7 +281,10 @@ def build_compare_page(client: ApiClient) -> None:
         ),
     ):
         step = event.then(
-            page.respond_all, ui.comparison, [ui.comparison, *ui.column_outputs, ui.bar.text], **RAW
+            page.respond_all,
+            ui.comparison,
+            [ui.comparison, *ui.column_outputs, ui.bar.text],
+            **SENDING,
         )
         step.then(page.free_compare, ui.comparison, buttons, **QUIET)
         answering.append(step)

@@ -78,12 +78,15 @@ def list_models(menu: ModelMenu) -> list[MenuEntry]:
 
 def list_rows(files: Sequence[File], jobs: Sequence[Job]) -> list[MenuEntry]:
     """Return the entries of the menu of rows: uploaded files, validation rows of runs."""
-    usable = [file for file in files if _is_usable(file, jobs) and _has_answers(file)]
-    unknown = {file.id for file in usable if has_unknown_columns(file)}
+    columns = {file.id: find_columns(file.id, jobs) for file in files if has_unknown_columns(file)}
+    usable = [
+        file
+        for file in files
+        if _has_answers(file) and (file.status != "error" or columns.get(file.id))
+    ]
     entries = []
     for label, file_id in list_file_choices(usable, time.time()):
-        columns = find_columns(file_id, jobs) if file_id in unknown else {}
-        named = "".join(f" · {part}: {name}" for part, name in columns.items())
+        named = "".join(f" · {part}: {name}" for part, name in columns.get(file_id, {}).items())
         entries.append(MenuEntry(group="Files", label=f"{label}{named}", value=f"file:{file_id}"))
     return entries + [
         MenuEntry(
@@ -94,11 +97,6 @@ def list_rows(files: Sequence[File], jobs: Sequence[Job]) -> list[MenuEntry]:
         for job in jobs
         if has_validation_rows(job)
     ]
-
-
-def _is_usable(file: File, jobs: Sequence[Job]) -> bool:
-    has_columns = has_unknown_columns(file) and bool(find_columns(file.id, jobs))
-    return file.status != "error" or has_columns
 
 
 def find_columns(file_id: str, jobs: Sequence[Job]) -> Mapping[str, object]:

@@ -309,7 +309,6 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         page.show_model, page.model, page.facts, show_progress="hidden", api_visibility="private"
     )
     defaults, entered = page.settings.defaults, page.settings.entered
-    file_changes = page.files.listen()
     task_chosen = page.task.input(
         page.choose_task,
         [page.model, page.task],
@@ -317,22 +316,9 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress="hidden",
         api_visibility="private",
     )
-    choices: list[Callable[..., Dependency]] = [page.model.input]
-    for listen_to_data in file_changes:
-        listen_to_data(None, None, None, js=HOLD_JS, api_visibility="private")
-        checked = listen_to_data(
-            page.wait_for_check, page.data, None, show_progress="hidden", api_visibility="private"
-        )
-        choices.append(checked.then)
-        checked.then(
-            page.files.list_all_files,
-            [page.data, page.files.shows_all],
-            page.files.outputs,
-            show_progress="hidden",
-            api_visibility="private",
-        )
+    file_choices = _listen_to_files(page)
     events: list[Callable[..., Dependency]] = [task_chosen.then]
-    for listen_to_choice in choices:
+    for listen_to_choice in (page.model.input, *file_choices):
         chosen = listen_to_choice(
             page.choose_settings,
             [page.model, page.data, defaults],
@@ -347,7 +333,29 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     changed = page.panel.listen(
         page.model, page.task, page.data, entered, defaults, page.show_preview, events
     )
-    for event in changed[-len(file_changes) :]:  # only these held the settings
+    for event in changed[-len(file_choices) :]:  # only these held the settings
         event.then(None, None, None, js=RELEASE_JS, api_visibility="private")
     with page.settings_place:
         page.settings.build(page.model, page.task, page.data, page.preview)
+
+
+def _listen_to_files(page: FineTunePage) -> list[Callable[..., Dependency]]:
+    """Hold the settings when another file is chosen, and wait for its check.
+
+    Returns the functions that listen to the end of each of these checks.
+    """
+    checks: list[Callable[..., Dependency]] = []
+    for listen_to_data in page.files.listen():
+        listen_to_data(None, None, None, js=HOLD_JS, api_visibility="private")
+        checked = listen_to_data(
+            page.wait_for_check, page.data, None, show_progress="hidden", api_visibility="private"
+        )
+        checks.append(checked.then)
+        checked.then(
+            page.files.list_all_files,
+            [page.data, page.files.shows_all],
+            page.files.outputs,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+    return checks

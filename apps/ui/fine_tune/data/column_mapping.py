@@ -49,7 +49,6 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     "image_classification": {"image": "Image", "label": "Label"},
 }
 """The parts of a row of each task, by their names in `columns`."""
-_TASKS = tuple(PARTS)  # compared by value: what the browser kept may be no text
 NUM_MENUS = max(map(len, PARTS.values()))
 _GUESSES: Mapping[str, Sequence[str]] = {
     "system": ("system", "context", "persona"),
@@ -145,7 +144,7 @@ def recall_columns(remembered: str | None, data: str | None) -> RememberedColumn
         kept = json.loads(remembered or "")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(kept, list) or len(kept) < 2 or kept[0] != data or kept[1] not in _TASKS:
+    if not isinstance(kept, list) or len(kept) < 2 or kept[0] != data or kept[1] not in [*PARTS]:
         return None
     pairs = zip(PARTS[kept[1]], kept[2:], strict=False)
     mapping = {part: name for part, name in pairs if isinstance(name, str) and name != BY_NAME}
