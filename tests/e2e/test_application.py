@@ -22,9 +22,9 @@ from tests.faults.processes import (
     find_by_command,
     find_replica,
     list_processes,
-    read_command,
 )
 from tests.faults.stored_kinds import find_unknown_files
+from tests.process_tree import read_command
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -76,7 +76,7 @@ def find_run_processes(application: Application, job_id: str) -> list[psutil.Pro
 def kill_run_process(application: Application, job_id: str, name: str) -> None:
     """Kill one process of a run with SIGKILL."""
     processes = find_run_processes(application, job_id)
-    next(process for process in processes if name in " ".join(process.cmdline())).kill()
+    next(process for process in processes if name in read_command(process)).kill()
 
 
 def read_messages(client: openai.OpenAI, job_id: str) -> list[str]:

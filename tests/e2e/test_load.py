@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.application import find_free_port, write_deploy_file
 from tests.e2e.conftest import ROOT, Application, start_application
+from tests.process_tree import find_descendants
 from tests.waiting import wait_for, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
@@ -96,14 +97,8 @@ async def find_latency_s(session: aiohttp.ClientSession) -> float:
 
 
 def find_replicas(application: Application) -> dict[int, psutil.Process]:
-    found = {}
-    for process in psutil.Process(application.process.pid).children(recursive=True):
-        try:
-            if " ".join(process.cmdline()).startswith(REPLICA):
-                found[process.pid] = process
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return found
+    root = psutil.Process(application.process.pid)
+    return {process.pid: process for process in find_descendants(REPLICA, root)}
 
 
 def find_memory_bytes(application: Application) -> int:

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 import ray
 
+from tests.process_tree import find_descendants
 from tests.training_process import (
     EXACT,
     ROWS,
@@ -54,12 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def find_training_workers() -> list[psutil.Process]:
     """Return the processes of this cluster that train."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if "RayTrainWorker" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+    return find_descendants("RayTrainWorker")
 
 
 def test_stream_has_the_losses_of_tables_through_lost_workers_and_a_kill(

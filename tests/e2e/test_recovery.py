@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from storage import durable
 from system.process_ends import wait_for_ends
 from tests.e2e.conftest import ROOT
+from tests.process_tree import find_descendants
 from tests.training_process import (
     EXACT,
     TIMEOUT_S,
@@ -42,12 +42,7 @@ def folder(trained_folder: TrainedFolder) -> Path:
 def find_workers(process: "subprocess.Popen[bytes]", method: str = "") -> list[psutil.Process]:
     """Return the workers of a run; Ray sets their process titles to their current method."""
     assert process.poll() is None
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if f"RayTrainWorker{method}" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+    return find_descendants(f"RayTrainWorker{method}", psutil.Process(process.pid))
 
 
 def test_lost_workers_are_replaced(

@@ -11,6 +11,7 @@ from benchmarks.application import find_free_port, write_deploy_file
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.e2e.conftest import ROOT, Application, start_application
+from tests.process_tree import find_descendants, read_command
 from tests.stub_server import StubServer, refuse, serve_stub
 from tests.waiting import wait_until
 
@@ -44,8 +45,8 @@ def test_upstream_answers_without_generator(relaying: Application, stub: StubSer
     store = ModelStore(open_storage(relaying.storage))
     assert completion.system_fingerprint == store.get("tuneserve-demo").fingerprint
     assert stub.asked[-1]["model"] == "tuneserve-demo"
-    tree = psutil.Process(relaying.process.pid).children(recursive=True)
-    titles = [title for one in tree if "ServeReplica:" in (title := " ".join(one.cmdline()))]
+    root = psutil.Process(relaying.process.pid)
+    titles = [read_command(replica) for replica in find_descendants("ServeReplica:", root)]
     assert titles
     assert not [title for title in titles if "Generator" in title]
 

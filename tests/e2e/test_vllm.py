@@ -21,6 +21,7 @@ from benchmarks.application import find_free_port, write_deploy_file
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.e2e.conftest import ROOT, Application, start_application
+from tests.process_tree import find_descendants, read_command
 from tests.tiny_model import build_tiny_model
 from tests.waiting import wait_until
 
@@ -46,9 +47,8 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
 
 def find_replicas(application: Application) -> dict[int, str]:
     """Return the process titles of the application's replicas by PID."""
-    tree = psutil.Process(application.process.pid).children(recursive=True)
-    titles = {process.pid: " ".join(process.cmdline()) for process in tree}
-    return {pid: title for pid, title in titles.items() if "ServeReplica:" in title}
+    root = psutil.Process(application.process.pid)
+    return {one.pid: read_command(one) for one in find_descendants("ServeReplica:", root)}
 
 
 def send_deploy_file(application: Application, deploy: Path) -> None:

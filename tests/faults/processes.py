@@ -8,6 +8,7 @@ import psutil
 
 from system.process_ends import wait_for_ends
 from tests.e2e.conftest import Application
+from tests.process_tree import read_command
 
 _REPLICA = "ray::ServeReplica"
 
@@ -42,14 +43,6 @@ def find_by_command(*words: str) -> Callable[[Application], list[psutil.Process]
 def find_replica(deployment: str) -> Callable[[Application], list[psutil.Process]]:
     """Return a function that finds the replicas of a Serve deployment."""
     return find_by_command(f"{_REPLICA}:", f":{deployment}")
-
-
-def read_command(process: psutil.Process) -> str:
-    """Return the command line of a process; empty once it has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return ""
 
 
 def kill_tree(root: psutil.Process, timeout_s: float = 30.0) -> None:

@@ -29,10 +29,10 @@ from tests.faults.processes import (
     find_replica,
     kill_tree,
     list_processes,
-    read_command,
     send_signal,
 )
 from tests.faults.settings import NUM_KILLS, REPORT, SEED
+from tests.process_tree import read_command
 from tests.tiny_model import build_tiny_model
 from tests.waiting import wait_until
 

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,6 +24,7 @@ from serving.store.model_store import ModelStore
 from serving.wire import AnswerOrigin, Piece, TextRequest
 from storage import durable
 from storage.layout import StorageLayout, open_storage
+from tests.process_tree import find_forked
 from tests.tiny_model import build_tiny_model
 
 DEADLINE_S = 20.0
@@ -158,22 +158,9 @@ def list_outcomes(layout: StorageLayout) -> list[str]:
     return [event.outcome for event in HandoverLog(layout.store.handovers).read("latest")]
 
 
-def find_fork_servers() -> list[psutil.Process]:
-    """Return the processes of all fork servers for engines."""
-    return [
-        process
-        for process in psutil.Process().children()
-        if process.is_running() and "serving.engine.worker" in process.cmdline()
-    ]
-
-
 def find_engine_processes() -> list[psutil.Process]:
     """Return the processes of all engines, which are children of the fork server."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.ppid() != os.getpid() and "serving.engine.worker" in process.cmdline()
-    ]
+    return find_forked("serving.engine.worker")
 
 
 def publish_broken(

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from system.fork_server import ForkError, ForkServer
+from tests.process_tree import find_fork_servers
 
 DEADLINE_S = 20.0
 ECHO = """
@@ -37,10 +38,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServ
     server.close()
 
 
-def find_servers() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "echo_process" in one.cmdline()]
-
-
 def fork(server: ForkServer) -> tuple[socket.socket, int]:
     """Return the connection to a new process and its pidfd."""
     connection, there = socket.socketpair()
@@ -53,7 +50,7 @@ def test_forked_process_serves_its_connection(server: ForkServer) -> None:
     connection, pidfd = fork(server)
     with connection:
         forked = psutil.Process(int(connection.recv(100)))
-        (process,) = find_servers()
+        (process,) = find_fork_servers("echo_process")
         assert forked.ppid() == process.pid
         signal.pidfd_send_signal(pidfd, 0)
     ended = select.poll()
@@ -70,7 +67,7 @@ def test_server_killed_between_forks_is_replaced(server: ForkServer, delay_s: fl
         os.close(pidfd)
         with connection:
             assert connection.recv(100)
-        (process,) = find_servers()
+        (process,) = find_fork_servers("echo_process")
         process.kill()
         time.sleep(delay_s)  # the moment under test, not a wait for a condition
 

@@ -21,6 +21,7 @@ from templating.errors import (
 from templating.render_fork_server import fork_renderer
 from templating.render_process import count_shared
 from templating.renderer import AsyncRenderer, BatchRenderer, ChatTemplates, RenderJob, RenderLimits
+from tests.process_tree import find_forked
 
 LIMITS = RenderLimits(cpu_s=0.3, memory_bytes=64 << 20)
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -58,11 +59,7 @@ def open_one(opened: list[Any], template: str, limits: RenderLimits = LIMITS) ->
 
 def find_renderers() -> list[psutil.Process]:
     """Return the render processes, which are children of the fork server."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.ppid() != os.getpid() and "templating.render_process" in process.cmdline()
-    ]
+    return find_forked("templating.render_process")
 
 
 @pytest.mark.parametrize(

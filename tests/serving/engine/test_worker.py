@@ -23,11 +23,11 @@ from serving.errors import DeadlineExceededError, EngineDeadError, EngineLostErr
 from serving.loading.loading import load_tokenizer
 from serving.settings import EngineSettings
 from serving.wire import Piece
+from tests.process_tree import find_fork_servers
 from tests.serving.conftest import (
     DEADLINE_S,
     Load,
     find_engine_processes,
-    find_fork_servers,
     wait_until,
 )
 
@@ -54,7 +54,7 @@ def start_with_core(path: Path, settings: EngineSettings = SETTINGS) -> tuple[En
 
 
 def find_fork_server() -> psutil.Process:
-    (process,) = find_fork_servers()
+    (process,) = find_fork_servers("serving.engine.worker")
     return process
 
 
