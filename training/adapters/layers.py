@@ -10,6 +10,7 @@ from training.adapters.continuation import load_values
 from training.adapters.initial import start_from_weights
 from training.adapters.names import ADAPTER_NAME
 from training.adapters.targets import check_merge, choose_targets, find_saved_modules
+from training.kernels.low_rank import fuse_products
 from training.settings.adapter_settings import AdapterSettings
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def add_adapter(
     if settings.init != "default":
         start_from_weights(model, settings.init, device, is_resumed=is_resumed)
     model.register_state_dict_post_hook(_drop_frozen)
+    fuse_products(model)
     return config
 
 

@@ -9,6 +9,11 @@ from training.spec import TrainingSpec
 # A parameter below this size stays gathered on every worker at stage 3.
 _PERSISTENT_PARAMETER_ELEMENTS = 100_000
 _REDUCE_BUCKET_ELEMENTS = 50_000_000
+# Parameters are gathered ahead of their use up to DeepSpeed's default, but no more than a layer of
+# a transformer has, 12 times the square of its width. Else a small model is gathered all at once,
+# before its first layer computes.
+_MAX_PREFETCHED_ELEMENTS = 50_000_000
+_LAYER_SQUARES = 12
 
 
 def build_deepspeed_config(
@@ -26,8 +31,8 @@ def build_deepspeed_config(
     rows a micro batch has, and the loop weights the loss by learned tokens. `num_shares` is the
     number of workers that the batches were planned for, by default the spec's. A run that resumes
     with fewer workers accumulates more micro batches per worker, so that its steps stay the same.
-    `hidden_size` of the model fills in 'auto' values of the user's configuration, as Transformers
-    does.
+    `hidden_size` of the model limits what is gathered ahead at stage 3, and fills in 'auto' values
+    of the user's configuration, as Transformers does.
     """
     num_micro_batches = (num_shares or spec.num_workers) * spec.gradient_accumulation_steps
     accumulation = -(-num_micro_batches // world_size)
@@ -38,7 +43,7 @@ def build_deepspeed_config(
         "gradient_clipping": spec.max_grad_norm,
         "bf16": {"enabled": spec.precision == "bf16"},
         "fp16": {"enabled": spec.precision == "fp16"},
-        "zero_optimization": _build_zero(spec),
+        "zero_optimization": _build_zero(spec, hidden_size),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # PyTorch's fused AdamW; see `optimizer`
         "wall_clock_breakdown": spec.wall_clock_breakdown,
@@ -66,7 +71,7 @@ def _merge_settings(config: Mapping[str, Any], extras: Mapping[str, Any]) -> dic
     return merged
 
 
-def _build_zero(spec: TrainingSpec) -> dict[str, Any]:
+def _build_zero(spec: TrainingSpec, hidden_size: int) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": spec.zero_stage,
         "contiguous_gradients": True,
@@ -74,6 +79,8 @@ def _build_zero(spec: TrainingSpec) -> dict[str, Any]:
         "reduce_bucket_size": _REDUCE_BUCKET_ELEMENTS,
     }
     if spec.zero_stage == 3:
+        of_layer = _LAYER_SQUARES * hidden_size**2
+        zero["stage3_prefetch_bucket_size"] = min(of_layer, _MAX_PREFETCHED_ELEMENTS)
         zero["stage3_param_persistence_threshold"] = _PERSISTENT_PARAMETER_ELEMENTS
     if spec.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
