@@ -10,11 +10,9 @@ import torch
 from model_files.architecture import hide_load_report, load_on_meta, make_meta_tensors
 from model_files.trainable import drop_head, is_of_base
 from model_files.weight_headers import read_weight_headers
-from system.processor import has_bf16_instructions
 from training.adapters.layers import add_adapter
 from training.adapters.quantization import build_quantization
 from training.batching import BatchLayout
-from training.kernels.causal_attention import attend_by_blocks
 from training.spec import TrainingSpec
 from training.task import Objective, find_task
 
@@ -93,8 +91,6 @@ def load_model(
     if faults := find_weight_faults(info):
         raise WeightsError(describe_faults(spec, faults))
     model.config.use_cache = False
-    if device.type == "cpu" and has_bf16_instructions():
-        attend_by_blocks(model)
     if spec.adapter is not None:
         add_adapter(
             model,

@@ -1,1 +1,1 @@
-"""Parts of a model's passes that are faster here than in the libraries, with their gradients."""
+"""Parts of a model's passes that take fewer operations here than in the libraries."""

@@ -1,15 +1,17 @@
 """The product of a layer with an adapter of low rank, x Wᵀ + s (x Aᵀ) Bᵀ, in few operations.
 
 PEFT computes it by three layers, a multiplication and an addition, whose results have the size of
-the output, and ZeRO stage 3 gathers the weights of each layer by itself. Here the product of the
-adapter is added within the matrix product, and so is its part of the gradient of x.
+the output, and ZeRO stage 3 gathers the weights of each of these layers by itself. Here the product
+of the adapter is added within the matrix product, and so is its part of the gradient of x. Stage 3
+gathers the weights together: DeepSpeed notices that the layer uses those of its parts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 
 def fuse_products(model: torch.nn.Module) -> None:
@@ -22,23 +24,6 @@ def fuse_products(model: torch.nn.Module) -> None:
     for layer in model.modules():
         if type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear:
             layer.forward = partial(_compute, layer, layer.forward)
-
-
-def gather_together(model: torch.nn.Module) -> None:
-    """Let ZeRO stage 3 gather all weights of a fused layer as those of one layer."""
-    import deepspeed
-
-    for layer in find_fused(model):
-        for parameter in layer.parameters():
-            deepspeed.zero.register_external_parameter(layer, parameter)
-
-
-def find_fused(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Return the layers of which `fuse_products` has replaced the computation."""
-    for layer in model.modules():
-        forward = layer.forward
-        if isinstance(forward, partial) and forward.func is _compute:
-            yield layer
 
 
 def multiply_adapted(
@@ -54,13 +39,16 @@ def multiply_adapted(
     It has gradients for x, A and B; `weight` and `bias` are frozen. The shapes are `[…, in]` of
     `inputs`, `[out, in]`, `[out]`, `[rank, in]` and `[out, rank]`; all have the same dtype.
     """
+    flat = inputs.reshape(-1, inputs.shape[-1])
     product: torch.Tensor = _AdaptedProduct.apply(  # type: ignore[no-untyped-call]
-        inputs, weight, bias, a, b, scale
+        flat, weight, bias, a, b, scale
     )
-    return product
+    return product.view(*inputs.shape[:-1], len(weight))  # a model may change it in place
 
 
 class _AdaptedProduct(torch.autograd.Function):
+    """`multiply_adapted` of a matrix `[tokens, in]`."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -71,25 +59,25 @@ class _AdaptedProduct(torch.autograd.Function):
         b: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        flat = inputs.reshape(-1, inputs.shape[-1])
-        low = flat @ a.t()
-        product = flat @ weight.t() if bias is None else torch.addmm(bias, flat, weight.t())
+        low = inputs @ a.t()
+        product = inputs @ weight.t() if bias is None else torch.addmm(bias, inputs, weight.t())
         product.addmm_(low, b.t(), alpha=scale)
-        ctx.save_for_backward(flat, weight, a, b, low)
-        ctx.scale, ctx.shape = scale, inputs.shape
-        return product.view(*inputs.shape[:-1], len(weight))
+        ctx.save_for_backward(inputs, weight, a, b, low)
+        ctx.scale = scale
+        return product
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients: with g = s dY B, dA = gᵀ x, dB = s dYᵀ x Aᵀ and dx = dY W + g A."""
-        flat, weight, a, b, low = ctx.saved_tensors
-        gradient = gradients[0].reshape(len(flat), -1)
+        inputs, weight, a, b, low = ctx.saved_tensors
+        (gradient,) = gradients
         of_low = (gradient @ b).mul_(ctx.scale)
-        of_a = of_low.t() @ flat
+        of_a = of_low.t() @ inputs
         of_b = (gradient.t() @ low).mul_(ctx.scale)
         of_inputs = None
         if ctx.needs_input_grad[0]:
-            of_inputs = (gradient @ weight).addmm_(of_low, a).view(ctx.shape)
+            of_inputs = (gradient @ weight).addmm_(of_low, a)
         return of_inputs, None, None, of_a, of_b, None
 
 
@@ -119,10 +107,11 @@ def _is_plain(layer: Any, inputs: torch.Tensor) -> bool:
     name = layer.active_adapters[0]
     if name not in layer.lora_A or name in layer.lora_variant or layer.lora_bias[name]:
         return False
+    base = layer.base_layer
     learned = (layer.lora_A[name].weight, layer.lora_B[name].weight)
     return (
         isinstance(layer.lora_dropout[name], torch.nn.Identity)
-        and not layer.base_layer.weight.requires_grad
-        and all(one.dtype == inputs.dtype for one in (layer.base_layer.weight, *learned))
+        and not any(one.requires_grad for one in base.parameters())
+        and all(one.dtype == inputs.dtype for one in (base.weight, *learned))
         and not torch.is_autocast_enabled(inputs.device.type)
     )

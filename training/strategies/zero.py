@@ -13,7 +13,6 @@ from training.checkpoint.format import Checkpoint
 from training.deepspeed.config import build_deepspeed_config
 from training.deepspeed.optimizer import build_optimizer
 from training.deepspeed.process import prepare_deepspeed
-from training.kernels.low_rank import gather_together
 from training.model import find_hidden_size, find_unfit_head, load_model
 from training.place import Place
 from training.spec import TrainingSpec
@@ -103,8 +102,6 @@ class ZeroStrategy:
             spec, objective, plan.layout, place.device, unfit_head, is_resumed=start is not None
         )
         del shards_on_load
-        if spec.adapter is not None and spec.zero_stage == 3:
-            gather_together(model)
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=build_optimizer(model, spec), config=config
         )
