@@ -178,6 +178,7 @@ def test_focus_is_visible_on_each_kind_of_field(browser: Browser, address: str) 
 @pytest.mark.parametrize("width", [390, 768, 1280, 1440])
 def test_labels_of_check_boxes_are_not_cut_off(browser: Browser, address: str, width: int) -> None:
     page = open_page(browser, address, "/", width)
+    expect(page.locator("#start-button")).to_be_enabled(timeout=PATIENCE_MS)
     page.locator("#more-settings button").click()
     boxes = page.locator("#more-settings").get_by_role("checkbox")
     expect(boxes).to_have_count(2)

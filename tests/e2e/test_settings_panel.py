@@ -1,5 +1,6 @@
 """The settings of the page "Fine-tune" in a real browser, against a stub of the HTTP API."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -229,6 +230,14 @@ def test_settings_are_copied_in_four_forms(panel: Page, address: str) -> None:
         expect(text).to_have_value(re.compile(f"^{re.escape(start)}"), timeout=PATIENCE_MS)
     enter(panel, "setting-epochs", "6")
     wait_until(lambda: "epochs=6" in text.input_value(), 30, "the text follows the settings")
+
+
+def test_check_that_came_too_early_is_repeated(panel: Page) -> None:
+    """The model or the task may be shown a moment after the settings that belong to it."""
+    early = {"problems": [], "reason": "loading", "isTemporary": False, "isEarly": True}
+    panel.evaluate("(text) => window.tuneserveSettings.show(text)", json.dumps(early))
+    expect(panel.locator("#start-button")).to_be_disabled()
+    expect_ready(panel)
 
 
 def test_settings_are_filled_in_from_yaml(panel: Page, stub: StubApi) -> None:

@@ -3,6 +3,7 @@
 (() => {
   if (window.tuneserveSettings) return;
   const CHECK_DELAY_MS = 400;
+  const EARLY_DELAY_MS = 1000; // after a check of fields that were about to change
   const CHECK_PATIENCE_MS = 60000;
   const MOUNT_DELAYS_MS = [0, 60, 200, 600, 1500]; // Gradio builds what an accordion has once it opens
   const search = { text: "", changedOnly: false };
@@ -167,6 +168,10 @@
     problems = verdict.problems;
     placeProblems();
     setStart(verdict.reason, problems[0]?.id, verdict.isTemporary);
+    if (verdict.isEarly) {
+      clearTimeout(delay);
+      delay = setTimeout(change, EARLY_DELAY_MS);
+    }
     const button = find("refresh-export");
     if (button && find("export-text")?.offsetParent) button.click();
   }

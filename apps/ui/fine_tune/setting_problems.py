@@ -28,12 +28,14 @@ class Verdict:
     """Whether a job can start; `problems` has the messages of fields by their names.
 
     `reason` is why it cannot, if no field is at fault; empty if there is no reason. What
-    `is_temporary` does not keep a visitor from trying again.
+    `is_temporary` does not keep a visitor from trying again. A verdict that `is_early` is of fields
+    that are about to change: the page checks again by itself.
     """
 
     problems: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     is_temporary: bool = False
+    is_early: bool = False
 
     def to_json(self) -> str:
         """Return what the script of the page shows: the ids of fields, and a reason."""
@@ -45,7 +47,12 @@ class Verdict:
             {"id": find_elem_id(key), "message": message} for key, message in self.problems.items()
         ]
         return json.dumps(
-            {"problems": problems, "reason": reason, "isTemporary": self.is_temporary}
+            {
+                "problems": problems,
+                "reason": reason,
+                "isTemporary": self.is_temporary,
+                "isEarly": self.is_early,
+            }
         )
 
 

@@ -220,7 +220,7 @@ class TrainingSettings:
         """Return the verdict on a job with these settings, and what it will take."""
         if model != self._defaults["model"] or task != self._defaults["task"]:
             reason = "The settings of the chosen model and task are loading."
-            return Verdict(reason=reason).to_json(), gr.skip()
+            return Verdict(reason=reason, is_early=True).to_json(), gr.skip()
         if not model or not data:
             return Verdict(reason="Choose a model and data first.").to_json(), ""
         try:

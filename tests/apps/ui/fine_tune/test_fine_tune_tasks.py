@@ -170,7 +170,8 @@ def test_check_and_start_return_the_problems_of_fields(call: Any, api: StubApi) 
     message = "Learning rate is 0: it should be greater than 0."
     refused, loading, unset = call(press)
     problem = {"id": "setting-learning-rate", "message": message}
-    assert refused == {"problems": [problem], "reason": message, "isTemporary": False}
+    flags = {"isTemporary": False, "isEarly": False}
+    assert refused == {"problems": [problem], "reason": message, **flags}
     assert "loading" in loading["reason"]
     assert unset["reason"] == "Choose a model and data first."
     assert not api.jobs

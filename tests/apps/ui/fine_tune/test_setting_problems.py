@@ -114,7 +114,8 @@ def test_verdict_names_elements_of_fields() -> None:
         explain_field_error(FieldError("task_settings.beta", "Beta is empty")).to_json()
     )
     problem = {"id": "setting-beta", "message": "Beta is empty"}
-    assert found == {"problems": [problem], "reason": "Beta is empty", "isTemporary": False}
+    flags = {"isTemporary": False, "isEarly": False}
+    assert found == {"problems": [problem], "reason": "Beta is empty", **flags}
     assert json.loads(Verdict().to_json())["reason"] == ""
     named = json.loads(Verdict({"suffix": "x" * 500}).to_json())
     assert named["problems"][0]["id"] == "run-name"
