@@ -1,14 +1,17 @@
 """The cluster resources that a run needs, and whether the cluster can provide them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
-from system.processor import has_bf16_instructions
 from training.data.ray_data.pipelines import READER_CPUS, TASK_CPUS
 from training.deepspeed.user_config import is_switched_off
 from training.spec import SettingError, TrainingSpec
 
 _ROUNDING = 1e-9
+_CPU_INFO = Path("/proc/cpuinfo")
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 class ResourceError(SettingError):
@@ -140,7 +143,17 @@ def resolve_precision(spec: TrainingSpec, *, on_gpu: bool) -> TrainingSpec:
     """
     if spec.precision != "auto":
         return spec
-    precision = "bf16" if on_gpu or has_bf16_instructions() else "fp32"
+    precision = "bf16" if on_gpu or _computes_bf16(_CPU_INFO) else "fp32"
     if is_switched_off(spec.deepspeed, precision):
         precision = "fp32"
     return spec.model_copy(update={"precision": precision})
+
+
+def _computes_bf16(cpu_info: Path) -> bool:
+    """Return whether this machine's CPU has bf16 instructions: x86 AVX-512 or AMX, or Arm's."""
+    try:
+        text = cpu_info.read_text()
+    except OSError:  # not Linux
+        return False
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return flags is not None and not _BF16_FLAGS.isdisjoint(flags.group(1).split())

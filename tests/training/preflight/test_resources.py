@@ -100,7 +100,7 @@ def test_auto_precision_depends_on_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, on_gpu: bool, expected: str
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: bf16\n")
-    monkeypatch.setattr("system.processor._CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("training.preflight.resources._CPU_INFO", tmp_path / "cpuinfo")
     resolved = resolve_precision(make_spec("m", Path("f")), on_gpu=on_gpu)
     assert resolved.precision == expected
     chosen = make_spec("m", Path("f"), precision="bf16")
