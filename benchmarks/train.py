@@ -6,9 +6,9 @@ Every contender trains the same random model of 21 million parameters on the sam
 epoch, with two workers, ZeRO-3 and one thread per worker, in separate processes:
 
 ours             `python -m training`, the product's own command, including Ray Train and journal;
-                 figures from its metrics.jsonl. Micro batches of at most 2,048 padded tokens per
-                 worker.
-raw              a bare torchrun loop over DeepSpeed's engine with exactly our batches
+                 figures from its metrics.jsonl. Micro batches of at most 2,048 tokens per worker,
+                 including padding.
+raw              a bare torchrun loop over DeepSpeed's engine, with batches padded within our limit
 guide            the loop of Ray's guide to DeepSpeed with Ray Train, with the guide's batches
 trainer          transformers' Trainer with the same DeepSpeed configuration and its own defaults
 trainer_grouped  the same, with rows grouped by length

@@ -122,7 +122,7 @@ class Workbench:
         return RowTable(self.path / "data" / "train.arrow", TOKEN_LAYOUT)
 
     def plan_epoch(self) -> EpochPlan:
-        """Plan the batches of the first epoch as the product does, with padded rows."""
+        """Plan the batches of the first epoch as the product does where it pads rows."""
         spec = self.read_spec()
         plan = BatchPlan.from_spec(spec, "padded", spec.num_workers)
         return plan_epoch(self.open_tokens().lengths, plan, epoch=0)

@@ -11,6 +11,7 @@ window. A window is planned without the others, and no step has rows of two wind
 """
 
 import hashlib
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +23,9 @@ import numpy.typing as npt
 from training.spec import TrainingSpec
 from training.task import find_task
 
-BatchLayout = Literal["padded", "flattened"]
+# Rows are padded to the longest of their micro batch, or concatenated. "flattened" is the order of
+# concatenated rows in runs that began before rows were packed.
+BatchLayout = Literal["padded", "flattened", "packed"]
 # Rows are shuffled first and sorted by length only within windows of this many micro batches, so
 # that an epoch does not run from the shortest row to the longest.
 _WINDOW_MICRO_BATCHES = 32
@@ -209,9 +212,13 @@ def plan_window(
     is_whole = len(rows) == len(lengths)
     random = np.random.default_rng([plan.seed, epoch, *([] if is_whole else [number])])
     order = rows[random.permutation(len(rows))]
-    if plan.layout == "padded":
-        order = _sort_within_windows(order, lengths, plan)
-    own, bounds = _form_rounds(order, _cut(order, lengths, plan), lengths, plan, random)
+    if plan.layout == "packed":
+        order, bounds = _pack(order, lengths, plan)
+    else:
+        if plan.layout == "padded":
+            order = _sort_within_windows(order, lengths, plan)
+        bounds = _cut(order, lengths, plan)
+    own, bounds = _form_rounds(order, bounds, lengths, plan, random)
     return EpochPlan(own, bounds, plan.num_shares * plan.accumulation)
 
 
@@ -265,16 +272,62 @@ def _cut_segments(lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
     return [segment for segment in np.split(rows, ends) if len(segment)]
 
 
-def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
+def _count_window_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> int:
+    """Count the rows of the windows within which rows are sorted by length."""
     average = max(1, int(lengths[order].mean())) if len(order) else 1
     num_rows = max(1, plan.num_tokens // average)
     if plan.num_rows is not None:
         num_rows = min(num_rows, plan.num_rows)
-    window = np.arange(len(order)) // (num_rows * _WINDOW_MICRO_BATCHES)
+    return num_rows * _WINDOW_MICRO_BATCHES
+
+
+def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
+    window = np.arange(len(order)) // _count_window_rows(order, lengths, plan)
     # Alternately ascending and descending, so that lengths are also similar across a border.
     direction = np.where(window % 2, -1, 1)
     ranks: _Indices = np.lexsort((lengths[order] * direction, window))
     return order[ranks]
+
+
+def _pack(order: _Indices, lengths: Lengths, plan: BatchPlan) -> tuple[_Indices, _Indices]:
+    """Pack rows into micro batches by best fit; returns rows and the bounds of micro batches.
+
+    In each window the longest rows are first. Each is added to the micro batch whose free space it
+    fills best. The emptiest micro batch of a window is packed again with the next window.
+    """
+    size = _count_window_rows(order, lengths, plan)
+    packed: list[list[int]] = []
+    rest: list[int] = []
+    for start in range(0, len(order), size):
+        window = np.concatenate([np.array(rest, np.int64), order[start : start + size]])
+        window = window[np.argsort(-lengths[window], kind="stable")]
+        batches = _fit(window.tolist(), lengths[window].tolist(), plan)
+        rest = batches.pop()
+        packed += batches
+    packed += [rest] if rest else []
+    bounds = np.cumsum([0, *(len(batch) for batch in packed)], dtype=np.int64)
+    return np.array([row for batch in packed for row in batch], np.int64), bounds
+
+
+def _fit(rows: Sequence[int], lengths: Sequence[int], plan: BatchPlan) -> list[list[int]]:
+    """Pack rows, the longest first, into micro batches; the emptiest is the last."""
+    batches: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # free tokens of each micro batch that admits rows; its number
+    free = []
+    for row, length in zip(rows, lengths, strict=True):
+        place = bisect_left(room, (length, 0))
+        if place < len(room):
+            left, number = room.pop(place)
+        else:
+            left, number = plan.num_tokens, len(batches)
+            batches.append([])
+            free.append(left)
+        batches[number].append(row)
+        free[number] = left - length
+        if plan.num_rows is None or len(batches[number]) < plan.num_rows:
+            insort(room, (free[number], number))
+    emptiest = free.index(max(free))
+    return [*batches[:emptiest], *batches[emptiest + 1 :], batches[emptiest]]
 
 
 def _cut(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:

@@ -104,6 +104,10 @@ def _find_place() -> Place:
 
 def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
     find_strategy(spec.strategy).prepare_process(place.device)
+    if place.device.type == "cpu":
+        from training.kernels.row_attention import use_attention_by_row
+
+        use_attention_by_row()
     start = find_start(run, place)
     progress = _find_position(spec, run, place, start)
     objective = find_task(spec.task).open_objective(spec, run.read_data_summary())
@@ -118,7 +122,7 @@ def _train(spec: TrainingSpec, run: RunFolder, place: Place) -> Ending:
             f"{place.world_size} workers are up on {place.device.type}; loading the model"
         )
         engine = _start_engine(spec, run, place, plan, objective, start)
-        if start is None and plan.layout == "flattened" and _has_leak(engine, place, journal):
+        if start is None and plan.layout != "padded" and _has_leak(engine, place, journal):
             plan = replace(plan, layout="padded")
             engine.destroy()
             del engine

@@ -25,6 +25,7 @@ _CPU = torch.device("cpu")
 _FLATTENED_ARCHITECTURES = frozenset(
     {"gemma", "gemma2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
 )
+_DENSE_ON_CPU = frozenset({"gemma2"})  # has no `sdpa` attention
 
 
 def find_trained_dtype(spec: TrainingSpec) -> torch.dtype:
@@ -66,7 +67,7 @@ def load_model(
         generation["generation_config"] = load_generation_config(spec.base_model)
 
     attention = {}
-    if layout == "flattened" and has_varlen_kernel(spec, device):
+    if layout != "padded" and _has_varlen_kernel(spec, device):
         attention["attn_implementation"] = "flash_attention_2"
     quantization = {}
     if spec.quantization != "none":
@@ -177,25 +178,30 @@ def describe_faults(spec: TrainingSpec, faults: Mapping[str, Sequence[str]]) -> 
 
 
 def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
-    """Resolve 'auto': flattened rows where attention has a kernel for them, else padded rows.
+    """Resolve 'auto': packed rows where attention computes rows separately, else padded rows.
 
-    Dense attention over a flattened batch computes every row against every other: on a CPU such
-    batches ran at 0.59 of the speed of padded ones of similar length. Rows are flattened only for
-    architectures known to carry no other state from row to row, such as that of a convolution.
+    Dense attention over concatenated rows computes every row against every other: on a CPU such
+    batches ran at 0.59 of the speed of padded ones of similar length. Rows are concatenated only
+    for architectures known to carry no other state from row to row, such as that of a convolution.
     """
     from training.base_model import load_config
 
     if not find_task(spec.task).learns_tokens:
         return "padded"
     if spec.batch_layout != "auto":
-        return spec.batch_layout
+        return "packed" if spec.batch_layout == "flattened" else "padded"
     if spec.strategy == "pipeline":  # its stages exchange nothing but hidden states
         return "padded"
-    is_known = load_config(spec.base_model).model_type in _FLATTENED_ARCHITECTURES
-    return "flattened" if is_known and has_varlen_kernel(spec, device) else "padded"
+    architecture = load_config(spec.base_model).model_type
+    if device.type == "cpu":
+        separates_rows = architecture not in _DENSE_ON_CPU
+    else:
+        separates_rows = _has_varlen_kernel(spec, device)
+    is_known = architecture in _FLATTENED_ARCHITECTURES
+    return "packed" if is_known and separates_rows else "padded"
 
 
-def has_varlen_kernel(spec: TrainingSpec, device: torch.device) -> bool:
+def _has_varlen_kernel(spec: TrainingSpec, device: torch.device) -> bool:
     """Return whether a variable-length attention kernel exists: on a GPU, in half precision."""
     from transformers.utils import is_flash_attn_2_available
 

@@ -15,7 +15,7 @@ from training.batching import BatchLayout
 
 pytestmark = [pytest.mark.e2e, pytest.mark.computes]
 
-LAYOUTS: tuple[BatchLayout, ...] = ("padded", "flattened")
+LAYOUTS: tuple[BatchLayout, ...] = ("padded", "packed")
 GRID = [
     Case({"zero_stage": stage, "gradient_accumulation_steps": accumulation}, layout)
     for stage in (0, 1, 2, 3)

@@ -67,7 +67,7 @@ def check_first_loss(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
     spec = load_spec(folder / "spec.json")
     table = RowTable(folder / "run" / "data" / "train.arrow", TOKEN_LAYOUT)
-    plan = BatchPlan.from_spec(spec, "padded", spec.num_workers)
+    plan = BatchPlan.from_spec(spec, "packed", spec.num_workers)
     loss_sum = num_learned = 0.0
     for line in table.find_lines(plan_epoch(table.lengths, plan, 0)[0].rows):
         encoded = tokenizer.apply_chat_template(

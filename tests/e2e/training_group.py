@@ -35,6 +35,7 @@ from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.spec import TrainingSpec
 from training.strategies.zero import STRATEGY
+from training.kernels.row_attention import use_attention_by_row
 from training.strategy import find_strategy
 from training.task import find_task, open_default_objective
 
@@ -169,6 +170,7 @@ def join_group(rank: int, world_size: int, rendezvous: str) -> Place:
     )
     place = Place(rank, world_size, torch.device("cpu"))
     STRATEGY.prepare_process(place.device)
+    use_attention_by_row()  # as the loop does on CPUs
     return place
 
 

@@ -21,7 +21,7 @@ from training.batching import (
 from training.spec import TrainingSpec
 
 PLAN = BatchPlan("padded", num_tokens=256, num_rows=None, num_shares=2, accumulation=1, seed=0)
-LAYOUTS: tuple[BatchLayout, ...] = ("padded", "flattened")
+LAYOUTS: tuple[BatchLayout, ...] = ("padded", "flattened", "packed")
 
 
 def make_lengths(num_rows: int, longest: int = 100, seed: int = 7) -> Lengths:
@@ -129,6 +129,7 @@ def test_fingerprint_depends_on_order() -> None:
         compute(replace(PLAN, num_rows=2)),
         compute(replace(PLAN, num_shares=3)),
         compute(replace(PLAN, layout="flattened")),
+        compute(replace(PLAN, layout="packed")),
     ]
     assert len(set(found)) == len(found)
     assert compute(PLAN, lengths=LENGTHS.copy()) == found[0]
@@ -172,11 +173,11 @@ def test_rows_of_similar_length_share_micro_batch() -> None:
 
 def test_flattened_micro_batches_are_nearly_full() -> None:
     lengths = make_lengths(2000, longest=40)
-    plan = replace(PLAN, layout="flattened")
-    sizes = [
-        int(lengths[list(rows)].sum()) for rows in list_micro_batches(plan_epoch(lengths, plan, 0))
-    ]
-    assert np.mean(sizes) > 0.88 * plan.num_tokens
+    for layout, least in (("flattened", 0.88), ("packed", 0.99)):
+        plan = replace(PLAN, layout=layout)
+        steps = plan_epoch(lengths, plan, 0)
+        sizes = [int(lengths[list(rows)].sum()) for rows in list_micro_batches(steps)]
+        assert np.mean(sizes) > least * plan.num_tokens
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,12 +1,12 @@
 """Micro batches of token rows, and the cross entropy of the learned tokens.
 
-A micro batch has one of two layouts, which give the same loss. `padded` rows are padded on the
-right and need no attention mask: under causal attention no token sees what follows it, and padding
-is not learned. `flattened` rows are concatenated into a single sequence without padding; position
-ids that restart at 0 mark the start of each row for attention.
+The rows of a micro batch are padded or concatenated, which gives the same loss. `padded` rows are
+padded on the right and need no attention mask: under causal attention no token sees what follows
+it, and padding is not learned. `packed` and `flattened` rows are concatenated into a single
+sequence without padding; position ids that restart at 0 mark the start of each row for attention.
 
 All tensors of a micro batch are int64 and have the same shape: `[num_rows, longest]` where rows are
-padded, `[1, num_tokens]` where flattened. `labels[r, t]` is the token that position `t` should
+padded, `[1, num_tokens]` where concatenated. `labels[r, t]` is the token that position `t` should
 predict, so `input_ids[r, t + 1]`, or `IGNORED_LABEL` where nothing is learned.
 """
 
@@ -30,7 +30,7 @@ def collate_tokens(rows: Sequence[TokenRow], layout: BatchLayout) -> MicroBatch:
     """Build one micro batch; without rows, it has one token, which is not learned."""
     if not rows:
         rows = [(np.zeros(1, np.int32), np.zeros(1, np.bool_))]
-    return _pad(rows) if layout == "padded" else _flatten(rows)
+    return _pad(rows) if layout == "padded" else _concatenate(rows)
 
 
 def _pad(rows: Sequence[TokenRow]) -> MicroBatch:
@@ -43,7 +43,7 @@ def _pad(rows: Sequence[TokenRow]) -> MicroBatch:
     return MicroBatch({"input_ids": torch.from_numpy(input_ids)}, torch.from_numpy(labels))
 
 
-def _flatten(rows: Sequence[TokenRow]) -> MicroBatch:
+def _concatenate(rows: Sequence[TokenRow]) -> MicroBatch:
     inputs = {
         "input_ids": _join([ids for ids, _ in rows]),
         "position_ids": _join([np.arange(len(ids)) for ids, _ in rows]),

@@ -54,7 +54,7 @@ def _make_row(number: int, vocabulary: int) -> TokenRow:
 
 def _compute_logits(model: Any, rows: list[TokenRow], device: torch.device) -> torch.Tensor:
     """Return the logits of the last row; shape `[tokens, vocabulary]`."""
-    batch = collate_tokens(rows, "flattened").to(device)
+    batch = collate_tokens(rows, "packed").to(device)
     logits: torch.Tensor = model(**batch.inputs, use_cache=False).logits
     return logits[0, -_NUM_TOKENS:]
 

@@ -67,7 +67,7 @@ class StepSettings(BaseModel):
     batch_layout: Literal["auto", "padded", "flattened"] = Field(
         "auto",
         description="Rows of a micro batch: 'padded' to the longest, or 'flattened' into one "
-        "sequence without padding; 'auto' flattens where a variable-length kernel is present.",
+        "sequence without padding; 'auto' flattens where attention computes rows separately.",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",

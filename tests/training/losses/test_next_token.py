@@ -13,7 +13,7 @@ from training.model import load_model
 from training.spec import TrainingSpec
 from training.task import open_default_objective
 
-LAYOUTS: tuple[BatchLayout, ...] = ("padded", "flattened")
+LAYOUTS: tuple[BatchLayout, ...] = ("padded", "packed")
 NONE = IGNORED_LABEL
 
 
@@ -33,7 +33,7 @@ def test_padded_rows_are_padded_on_the_right() -> None:
 
 
 def test_flattened_rows_are_concatenated() -> None:
-    batch = collate_tokens(ROWS, "flattened")
+    batch = collate_tokens(ROWS, "packed")
     assert set(batch.inputs) == {"input_ids", "position_ids"}
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4]]
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 0]]

@@ -1,0 +1,88 @@
+"""Attention on CPUs: in fp32, and of flattened rows separately.
+
+PyTorch's CPU kernel converts bf16 tensors block by block for its gradients, which takes several
+times as long as the same gradients in fp32. For a flattened batch, transformers computes the scores
+of each token with all tokens of the batch and masks those of other rows.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+_Attended = tuple[torch.Tensor, None]
+_attend: Callable[..., _Attended] = sdpa_attention_forward
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def use_attention_by_row() -> None:
+    """Register `attend_by_row` as the `sdpa` attention of all models in this process."""
+    AttentionInterface.register("sdpa", attend_by_row)
+
+
+def attend_by_row(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> _Attended:
+    """Compute transformers' `sdpa` attention, `[B, T, H, D]`, without scores of other rows' tokens.
+
+    `query` is `[B, H, T, D]`, `key` and `value` are `[B, H_kv, T, D]`, a mask is `[B, 1, T, T]`.
+    The result has the dtype that transformers' own has.
+    """
+    dtype = query.dtype
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    if dtype in _HALF:
+        query, key, value = query.float(), key.float(), value.float()
+        attention_mask = _widen(attention_mask)
+        kwargs["position_bias"] = _widen(kwargs.get("position_bias"))
+    lengths = _find_lengths(query, key, attention_mask, kwargs.get("position_ids"))
+    with torch.autocast("cpu", enabled=False):
+        if len(lengths) == 1 or kwargs.get("position_bias") is not None:
+            output, _ = _attend(module, query, key, value, attention_mask, *args, **kwargs)
+            return output.to(dtype), None
+        assert attention_mask is not None
+        outputs = []
+        parts = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
+        ends = accumulate(lengths)
+        for end, length, *row in zip(ends, lengths, *parts, strict=True):
+            own = attention_mask[:, :, end - length : end, end - length : end]
+            output, _ = _attend(module, *row, None if _is_causal(own) else own, *args, **kwargs)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1).to(dtype), None
+
+
+def _widen(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor.float() if tensor is not None and tensor.is_floating_point() else tensor
+
+
+def _find_lengths(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, positions: Any
+) -> list[int]:
+    """Return the lengths of the rows of a flattened batch, whose mask separates them.
+
+    The positions of each row, `[1, T]`, start at 0. A batch that is not flattened counts as a row.
+    """
+    num_tokens = query.size(2)
+    is_masked = mask is not None and mask.dtype == torch.bool
+    is_square = mask is not None and mask.shape == (1, 1, num_tokens, num_tokens)
+    is_flat = isinstance(positions, torch.Tensor) and positions.shape == (1, num_tokens)
+    if not (is_masked and is_square and is_flat and key.size(2) == num_tokens):
+        return [num_tokens]
+    starts = (positions[0] == 0).nonzero().flatten().tolist()
+    if not starts or starts[0] != 0:
+        return [num_tokens]
+    return [end - start for start, end in pairwise([*starts, num_tokens])]
+
+
+def _is_causal(mask: torch.Tensor) -> bool:
+    """Return whether each token sees itself and all before; the kernel needs no mask for that."""
+    return torch.equal(mask[0, 0], torch.ones_like(mask[0, 0]).tril())
