@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import yaml
 
 from system.free_resources import measure_size
 from training.base_model import load_tokenizer
-from training.batching import BatchPlan, EpochPlan, plan_epoch
+from training.batching import BatchLayout, BatchPlan, EpochPlan, plan_epoch
 from training.checkpoint.format import list_checkpoints
 from training.cluster.ray_train import CPU_WORKER_ENV
 from training.data.faults import RowFault
@@ -43,7 +44,7 @@ from training.deepspeed.config import build_deepspeed_config
 from training.deepspeed.cpu_op import ensure_cpu_op
 from training.launch import disable_progress_bars
 from training.losses.next_token import IGNORED_LABEL
-from training.model import DTYPES, find_hidden_size
+from training.model import DTYPES, choose_layout, find_hidden_size
 from training.run.folder import RunFolder
 from training.spec import TrainingSpec, load_spec
 
@@ -121,10 +122,11 @@ class Workbench:
         """Open the rows as tokens."""
         return RowTable(self.path / "data" / "train.arrow", TOKEN_LAYOUT)
 
-    def plan_epoch(self) -> EpochPlan:
-        """Plan the batches of the first epoch as the product does where it pads rows."""
+    def plan_epoch(self, layout: BatchLayout | None = None) -> EpochPlan:
+        """Plan the batches of the first epoch, in the layout of the product unless it is given."""
         spec = self.read_spec()
-        plan = BatchPlan.from_spec(spec, "padded", spec.num_workers)
+        layout = layout or choose_layout(spec, torch.device("cpu"))
+        plan = BatchPlan.from_spec(spec, layout, spec.num_workers)
         return plan_epoch(self.open_tokens().lengths, plan, epoch=0)
 
 
@@ -324,7 +326,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _build_model(folder: Path, precision: str) -> None:
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = load_tokenizer(str(DEMO_MODEL))
