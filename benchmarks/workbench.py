@@ -125,7 +125,8 @@ class Workbench:
     def plan_epoch(self, layout: BatchLayout | None = None) -> EpochPlan:
         """Plan the batches of the first epoch, in the layout of the product unless it is given."""
         spec = self.read_spec()
-        layout = layout or choose_layout(spec, torch.device("cpu"))
+        device = torch.device("cuda" if spec.accelerator == "gpu" else "cpu")
+        layout = layout or choose_layout(spec, device)
         plan = BatchPlan.from_spec(spec, layout, spec.num_workers)
         return plan_epoch(self.open_tokens().lengths, plan, epoch=0)
 

@@ -3,8 +3,9 @@
     torchrun --nproc-per-node=2 -m benchmarks.train_peers.raw WORKBENCH
 
 It has batches of rows of similar length, padded within the same limit of tokens as ours, which it
-collates before the clock starts, and the same DeepSpeed configuration. A step is a forward pass, the mean loss, `backward` and `step`, without a journal or
-Ray. It computes the logits of all positions; our loop computes those of the learned positions only.
+collates before the clock starts, and the same DeepSpeed configuration. A step is a forward pass,
+the mean loss, `backward` and `step`, without a journal or Ray. It computes the logits of all
+positions; our loop computes those of the learned positions only.
 """
 
 import argparse
