@@ -26,6 +26,7 @@ from training.data.text.encoding import TokenSample
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.deepspeed.optimizer import build_optimizer, learning_rate_at
 from training.engine import take_step
+from training.kernels.row_attention import use_attention_by_row
 from training.losses.next_token import collate_tokens
 from training.model import load_model
 from training.monitoring.journal import Journal
@@ -35,7 +36,6 @@ from training.run.folder import RunFolder
 from training.run.progress import Progress
 from training.spec import TrainingSpec
 from training.strategies.zero import STRATEGY
-from training.kernels.row_attention import use_attention_by_row
 from training.strategy import find_strategy
 from training.task import find_task, open_default_objective
 
