@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - the conventional name
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, MistralConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -104,9 +105,9 @@ def test_half_precision_is_computed_in_fp32(
 ) -> None:
     """With sharp attention, bf16 scores would be wrong by far more than the rounded result."""
     torch.manual_seed(0)
-    inputs = [3 * torch.randn(1, 4, 40, 16) for _ in range(3)]
-    inputs = [one.bfloat16().float() for one in inputs]
-    exact = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+    inputs = [(3 * torch.randn(1, 4, 40, 16)).bfloat16().float() for _ in range(3)]
+    query, key, value = inputs
+    exact = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     module: Any = torch.nn.Module()
     given = inputs if is_autocast else [one.bfloat16() for one in inputs]
     with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
