@@ -173,8 +173,8 @@ def test_rows_of_similar_length_share_micro_batch() -> None:
 
 def test_flattened_micro_batches_are_nearly_full() -> None:
     lengths = make_lengths(2000, longest=40)
-    for layout, least in (("flattened", 0.88), ("packed", 0.99)):
-        plan = replace(PLAN, layout=layout)
+    plans = (replace(PLAN, layout="flattened"), 0.88), (replace(PLAN, layout="packed"), 0.99)
+    for plan, least in plans:
         steps = plan_epoch(lengths, plan, 0)
         sizes = [int(lengths[list(rows)].sum()) for rows in list_micro_batches(steps)]
         assert np.mean(sizes) > least * plan.num_tokens

@@ -43,19 +43,22 @@ def attend_by_row(
     if dtype in _HALF:
         query, key, value = query.float(), key.float(), value.float()
         attention_mask = _widen(attention_mask)
-        kwargs["position_bias"] = _widen(kwargs.get("position_bias"))
+        if "position_bias" in kwargs:
+            kwargs["position_bias"] = _widen(kwargs["position_bias"])
     lengths = _find_lengths(query, key, attention_mask, kwargs.get("position_ids"))
     with torch.autocast("cpu", enabled=False):
         if len(lengths) == 1 or kwargs.get("position_bias") is not None:
             output, _ = _attend(module, query, key, value, attention_mask, *args, **kwargs)
             return output.to(dtype), None
         assert attention_mask is not None
+        is_decoder = kwargs.get("is_causal", getattr(module, "is_causal", True)) is not False
         outputs = []
-        parts = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
+        parts = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
         ends = accumulate(lengths)
         for end, length, *row in zip(ends, lengths, *parts, strict=True):
             own = attention_mask[:, :, end - length : end, end - length : end]
-            output, _ = _attend(module, *row, None if _is_causal(own) else own, *args, **kwargs)
+            mask = None if _is_causal(own) and is_decoder else own
+            output, _ = _attend(module, *row, mask, *args, **kwargs)
             outputs.append(output)
         return torch.cat(outputs, dim=1).to(dtype), None
 
