@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig
 from storage import durable
 from tests.tiny_model import build_tiny_model
 from tests.waiting import PATIENCE
-from training.batching import BatchPlan, plan_epoch
+from training.batching import BatchLayout, BatchPlan, plan_epoch
 from training.data.row_table import RowTable
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.spec import load_spec
@@ -61,13 +61,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check_first_loss(folder: Path) -> None:
+def check_first_loss(folder: Path, layout: BatchLayout = "packed") -> None:
     """Recompute the first loss: chat template, answer-only labels, and transformers' own loss."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "tiny")
     model = AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
     spec = load_spec(folder / "spec.json")
     table = RowTable(folder / "run" / "data" / "train.arrow", TOKEN_LAYOUT)
-    plan = BatchPlan.from_spec(spec, "packed", spec.num_workers)
+    plan = BatchPlan.from_spec(spec, layout, spec.num_workers)
     loss_sum = num_learned = 0.0
     for line in table.find_lines(plan_epoch(table.lengths, plan, 0)[0].rows):
         encoded = tokenizer.apply_chat_template(
@@ -110,7 +110,7 @@ def test_dependent_rows_are_padded(tmp_path: Path) -> None:
     events = durable.read_json_lines(tmp_path / "run" / "events.jsonl")
     switch = "Rows are padded, not flattened: in this model a row changes"
     assert sum(event["message"].startswith(switch) for event in events) == 1
-    check_first_loss(tmp_path)
+    check_first_loss(tmp_path, "padded")
 
 
 def test_result_is_complete_model(folder: Path) -> None:
