@@ -212,7 +212,7 @@ def plan_window(
     is_whole = len(rows) == len(lengths)
     random = np.random.default_rng([plan.seed, epoch, *([] if is_whole else [number])])
     order = rows[random.permutation(len(rows))]
-    if plan.layout == "packed":
+    if plan.layout == "packed" and not _limits_rows(order, lengths, plan):
         order, bounds = _pack(order, lengths, plan)
     else:
         if plan.layout == "padded":
@@ -272,10 +272,23 @@ def _cut_segments(lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
     return [segment for segment in np.split(rows, ends) if len(segment)]
 
 
-def _count_window_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> int:
-    """Count the rows of the windows within which rows are sorted by length."""
+def _count_fitting(order: _Indices, lengths: Lengths, plan: BatchPlan) -> int:
+    """Count the rows of average length that have as many tokens as a micro batch."""
     average = max(1, int(lengths[order].mean())) if len(order) else 1
-    num_rows = max(1, plan.num_tokens // average)
+    return max(1, plan.num_tokens // average)
+
+
+def _limits_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> bool:
+    """Return whether many micro batches are full of rows before they are full of tokens.
+
+    Best fit would put the longest rows together, and leave few tokens for the last micro batches.
+    """
+    return plan.num_rows is not None and plan.num_rows < 2 * _count_fitting(order, lengths, plan)
+
+
+def _count_window_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> int:
+    """Count the rows that are sorted together."""
+    num_rows = _count_fitting(order, lengths, plan)
     if plan.num_rows is not None:
         num_rows = min(num_rows, plan.num_rows)
     return num_rows * _WINDOW_MICRO_BATCHES
@@ -292,16 +305,17 @@ def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> 
 def _pack(order: _Indices, lengths: Lengths, plan: BatchPlan) -> tuple[_Indices, _Indices]:
     """Pack rows into micro batches by best fit; returns rows and the bounds of micro batches.
 
-    In each window the longest rows are first. Each is added to the micro batch whose free space it
-    fills best. The emptiest micro batch of a window is packed again with the next window.
+    Rows are packed in groups, the longest first. Each is added to the micro batch with the fewest
+    free tokens that are enough. The micro batch of a group with the most free tokens is packed
+    again with the next group.
     """
     size = _count_window_rows(order, lengths, plan)
     packed: list[list[int]] = []
     rest: list[int] = []
     for start in range(0, len(order), size):
-        window = np.concatenate([np.array(rest, np.int64), order[start : start + size]])
-        window = window[np.argsort(-lengths[window], kind="stable")]
-        batches = _fit(window.tolist(), lengths[window].tolist(), plan)
+        group = np.concatenate([np.array(rest, np.int64), order[start : start + size]])
+        group = group[np.argsort(-lengths[group], kind="stable")]
+        batches = _fit(group.tolist(), lengths[group].tolist(), plan)
         rest = batches.pop()
         packed += batches
     packed += [rest] if rest else []
@@ -310,22 +324,22 @@ def _pack(order: _Indices, lengths: Lengths, plan: BatchPlan) -> tuple[_Indices,
 
 
 def _fit(rows: Sequence[int], lengths: Sequence[int], plan: BatchPlan) -> list[list[int]]:
-    """Pack rows, the longest first, into micro batches; the emptiest is the last."""
+    """Pack rows, the longest first, into micro batches; the last has the most free tokens."""
     batches: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # free tokens of each micro batch that admits rows; its number
-    free = []
+    free: list[int] = []  # tokens of each micro batch
+    open_batches: list[tuple[int, int]] = []  # free tokens and number of those that admit rows
     for row, length in zip(rows, lengths, strict=True):
-        place = bisect_left(room, (length, 0))
-        if place < len(room):
-            left, number = room.pop(place)
+        index = bisect_left(open_batches, (length, 0))
+        if index < len(open_batches):
+            _, number = open_batches.pop(index)
         else:
-            left, number = plan.num_tokens, len(batches)
+            number = len(batches)
             batches.append([])
-            free.append(left)
+            free.append(plan.num_tokens)
         batches[number].append(row)
-        free[number] = left - length
+        free[number] -= length
         if plan.num_rows is None or len(batches[number]) < plan.num_rows:
-            insort(room, (free[number], number))
+            insort(open_batches, (free[number], number))
     emptiest = free.index(max(free))
     return [*batches[:emptiest], *batches[emptiest + 1 :], batches[emptiest]]
 

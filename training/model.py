@@ -26,6 +26,11 @@ _FLATTENED_ARCHITECTURES = frozenset(
     {"gemma", "gemma2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"}
 )
 _DENSE_ON_CPU = frozenset({"gemma2"})  # has no `sdpa` attention
+# The mask of concatenated rows on a CPU takes the square of their tokens in bytes, and three times
+# as much while it is made.
+_MAX_MASKED_TOKENS = 8192
+# Positions whose encoding depends on the longest row of a batch.
+_BATCH_DEPENDENT_POSITIONS = frozenset({"longrope", "dynamic"})
 
 
 def find_trained_dtype(spec: TrainingSpec) -> torch.dtype:
@@ -180,9 +185,9 @@ def describe_faults(spec: TrainingSpec, faults: Mapping[str, Sequence[str]]) -> 
 def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
     """Resolve 'auto': packed rows where attention computes rows separately, else padded rows.
 
-    Dense attention over concatenated rows computes every row against every other: on a CPU such
-    batches ran at 0.59 of the speed of padded ones of similar length. Rows are concatenated only
-    for architectures known to carry no other state from row to row, such as that of a convolution.
+    Dense attention over concatenated rows computes every row against every other. Rows are
+    concatenated only for architectures known to carry no other state from row to row, such as that
+    of a convolution, and where the positions of a row do not depend on the others.
     """
     from training.base_model import load_config
 
@@ -192,12 +197,15 @@ def choose_layout(spec: TrainingSpec, device: torch.device) -> BatchLayout:
         return "packed" if spec.batch_layout == "flattened" else "padded"
     if spec.strategy == "pipeline":  # its stages exchange nothing but hidden states
         return "padded"
-    architecture = load_config(spec.base_model).model_type
+    config = load_config(spec.base_model)
     if device.type == "cpu":
-        separates_rows = architecture not in _DENSE_ON_CPU
+        separates_rows = config.model_type not in _DENSE_ON_CPU
+        separates_rows &= spec.micro_batch_tokens <= _MAX_MASKED_TOKENS
     else:
         separates_rows = _has_varlen_kernel(spec, device)
-    is_known = architecture in _FLATTENED_ARCHITECTURES
+    positions = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    is_known = config.model_type in _FLATTENED_ARCHITECTURES
+    is_known &= positions not in _BATCH_DEPENDENT_POSITIONS
     return "packed" if is_known and separates_rows else "padded"
 
 

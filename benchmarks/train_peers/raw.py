@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _make_batches(bench: Workbench) -> tuple[list[MicroBatch], list[int]]:
-    """Make this worker's batches from our own plan; returns the batches and their token counts."""
+    """Make this worker's batches of padded rows; returns the batches and their token counts."""
     rows, plan = bench.open_tokens(), bench.plan_epoch("padded")
     mine = [
         indices

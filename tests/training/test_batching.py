@@ -135,6 +135,19 @@ def test_fingerprint_depends_on_order() -> None:
     assert compute(PLAN, lengths=LENGTHS.copy()) == found[0]
 
 
+def test_order_of_stored_runs_is_kept() -> None:
+    """A run that resumes needs the order that an earlier version began, in each layout."""
+    found = {
+        layout: plan_epoch(LENGTHS, replace(PLAN, layout=layout), 1).compute_fingerprint()[:16]
+        for layout in LAYOUTS
+    }
+    assert found == {
+        "padded": "e420fb7ad4308476",
+        "flattened": "51323b09e0a47700",
+        "packed": "c77112935007de39",
+    }
+
+
 def test_fingerprint_depends_on_micro_batch_bounds() -> None:
     rows = np.arange(6)
     found = {
@@ -171,13 +184,23 @@ def test_rows_of_similar_length_share_micro_batch() -> None:
         assert padded < 1.1 * lengths.sum()
 
 
-def test_flattened_micro_batches_are_nearly_full() -> None:
+def test_micro_batches_of_concatenated_rows_are_nearly_full() -> None:
     lengths = make_lengths(2000, longest=40)
     plans = (replace(PLAN, layout="flattened"), 0.88), (replace(PLAN, layout="packed"), 0.99)
     for plan, least in plans:
         steps = plan_epoch(lengths, plan, 0)
         sizes = [int(lengths[list(rows)].sum()) for rows in list_micro_batches(steps)]
         assert np.mean(sizes) > least * plan.num_tokens
+
+
+@pytest.mark.parametrize("num_rows", [4, 8, 12, 16, 32])
+def test_row_limit_does_not_add_packed_micro_batches(num_rows: int) -> None:
+    lengths = make_lengths(2000, longest=60)
+    counts = [
+        len(list_micro_batches(plan_epoch(lengths, replace(PLAN, layout=of, num_rows=num_rows), 0)))
+        for of in ("packed", "flattened", "padded")
+    ]
+    assert counts[0] <= min(counts)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

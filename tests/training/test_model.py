@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma2Config, LlamaConfig, OPTConfig, PretrainedConfig
 
 from tests.tiny_encoder import build_tiny_encoder
-from training.model import WeightsError, load_model
+from training.model import WeightsError, choose_layout, load_model
 from training.spec import TrainingSpec
 from training.task import Objective, find_task
 
@@ -49,3 +51,38 @@ def test_encoder_weights_of_other_shape_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
     with pytest.raises(WeightsError, match=r"^the weights of '.*' do not fit its .*bert\.encoder"):
         load_model(spec, objective)
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "device", "expected"),
+    [
+        (LlamaConfig(), {}, CPU, "packed"),
+        (LlamaConfig(), {"precision": "bf16"}, GPU, "padded"),  # without flash-attn
+        (LlamaConfig(), {"batch_layout": "padded"}, CPU, "padded"),
+        (LlamaConfig(), {"batch_layout": "flattened"}, GPU, "packed"),
+        (LlamaConfig(), {"micro_batch_tokens": 8192}, CPU, "packed"),
+        (LlamaConfig(), {"micro_batch_tokens": 8193}, CPU, "padded"),
+        (LlamaConfig(), {"strategy": "pipeline", "num_workers": 2}, CPU, "padded"),
+        (LlamaConfig(), {"task": "preference"}, CPU, "padded"),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), {}, CPU, "padded"),
+        (LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0}), {}, CPU, "packed"),
+        (Gemma2Config(), {}, CPU, "padded"),
+        (Gemma2Config(), {"batch_layout": "flattened"}, CPU, "packed"),
+        (OPTConfig(), {}, CPU, "padded"),
+    ],
+)
+def test_rows_are_packed_where_attention_separates_them(
+    config: PretrainedConfig,
+    settings: dict[str, Any],
+    device: torch.device,
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    config.save_pretrained(tmp_path)
+    spec = TrainingSpec.model_validate(
+        {"base_model": str(tmp_path), "train_file": "rows", "micro_batch_tokens": 2048, **settings}
+    )
+    assert choose_layout(spec, device) == expected

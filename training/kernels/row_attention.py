@@ -1,8 +1,8 @@
-"""Attention on CPUs: in fp32, and of flattened rows separately.
+"""Attention in training on CPUs: in fp32, and of concatenated rows separately.
 
-PyTorch's CPU kernel converts bf16 tensors block by block for its gradients, which takes several
-times as long as the same gradients in fp32. For a flattened batch, transformers computes the scores
-of each token with all tokens of the batch and masks those of other rows.
+PyTorch's CPU kernel takes several times as long for gradients in bf16 as in fp32. For concatenated
+rows, transformers computes the scores of each token with all tokens of the batch and masks those of
+other rows.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,8 @@ def attend_by_row(
     """Compute transformers' `sdpa` attention, `[B, T, H, D]`, without scores of other rows' tokens.
 
     `query` is `[B, H, T, D]`, `key` and `value` are `[B, H_kv, T, D]`, a mask is `[B, 1, T, T]`.
-    The result has the dtype that transformers' own has.
+    The result is rounded to the dtype that transformers' own has; for gradients, `query`, `key` and
+    `value` are kept in fp32.
     """
     dtype = query.dtype
     if torch.is_autocast_enabled("cpu"):
@@ -51,13 +52,15 @@ def attend_by_row(
             output, _ = _attend(module, query, key, value, attention_mask, *args, **kwargs)
             return output.to(dtype), None
         assert attention_mask is not None
-        is_decoder = kwargs.get("is_causal", getattr(module, "is_causal", True)) is not False
+        is_causal = kwargs.get("is_causal")
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
         outputs = []
         parts = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
         ends = accumulate(lengths)
         for end, length, *row in zip(ends, lengths, *parts, strict=True):
             own = attention_mask[:, :, end - length : end, end - length : end]
-            mask = None if _is_causal(own) and is_decoder else own
+            mask = None if is_causal and _is_causal(own) else own
             output, _ = _attend(module, *row, mask, *args, **kwargs)
             outputs.append(output)
         return torch.cat(outputs, dim=1).to(dtype), None
@@ -70,9 +73,9 @@ def _widen(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def _find_lengths(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, positions: Any
 ) -> list[int]:
-    """Return the lengths of the rows of a flattened batch, whose mask separates them.
+    """Return the lengths of concatenated rows if the mask separates them; else that of all tokens.
 
-    The positions of each row, `[1, T]`, start at 0. A batch that is not flattened counts as a row.
+    The positions of each row, `[1, T]`, start at 0.
     """
     num_tokens = query.size(2)
     is_masked = mask is not None and mask.dtype == torch.bool
@@ -83,9 +86,14 @@ def _find_lengths(
     starts = (positions[0] == 0).nonzero().flatten().tolist()
     if not starts or starts[0] != 0:
         return [num_tokens]
-    return [end - start for start, end in pairwise([*starts, num_tokens])]
+    assert mask is not None
+    bounds = list(pairwise([*starts, num_tokens]))
+    within = sum(int(mask[0, 0, start:end, start:end].count_nonzero()) for start, end in bounds)
+    if within != int(mask.count_nonzero()):
+        return [num_tokens]
+    return [end - start for start, end in bounds]
 
 
 def _is_causal(mask: torch.Tensor) -> bool:
-    """Return whether each token sees itself and all before; the kernel needs no mask for that."""
+    """Return whether each token attends to itself and all before; then the kernel needs no mask."""
     return torch.equal(mask[0, 0], torch.ones_like(mask[0, 0]).tril())

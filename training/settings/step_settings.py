@@ -52,7 +52,7 @@ class StepSettings(BaseModel):
         1024,
         ge=8,
         le=MAX_INTEGER,
-        description="Padded tokens in one micro batch of one worker, at most.",
+        description="Tokens of one micro batch of one worker, including padding, at most.",
     )
     micro_batch_size: int | None = Field(
         None,

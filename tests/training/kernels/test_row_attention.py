@@ -128,7 +128,7 @@ def test_gradients_have_the_dtype_of_the_model(uses: list[tuple[int, bool]]) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masks_and_biases_are_applied(dtype: torch.dtype, uses: list[tuple[int, bool]]) -> None:
-    """Masks that do not separate rows: of values, of padding, or beside a bias."""
+    """Masks that do not separate rows: of values, beside a bias, or of all tokens before."""
     torch.manual_seed(0)
     inputs = [torch.randn(1, 2, 6, 8).to(dtype) for _ in range(3)]
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
@@ -140,6 +140,7 @@ def test_masks_and_biases_are_applied(dtype: torch.dtype, uses: list[tuple[int, 
         (allowed, {"position_ids": positions, "position_bias": of_values}),
         (allowed, {"position_ids": positions[0]}),
         (allowed, {"position_ids": positions + 1}),
+        (allowed, {"position_ids": positions}),
         (allowed, {}),
     ):
         uses.clear()
@@ -154,3 +155,37 @@ def test_masks_and_biases_are_applied(dtype: torch.dtype, uses: list[tuple[int, 
             position_bias=None if bias is None else bias.float(),
         )
         assert torch.equal(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize("states_it", ["module", "argument", "module beside None"])
+def test_mask_is_kept_where_the_layer_is_not_causal_by_itself(
+    states_it: str, uses: list[tuple[int, bool]]
+) -> None:
+    """Without a mask, such a layer would attend to all tokens of a row."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 2, 6, 8) for _ in range(3)]
+    block = torch.ones(3, 3, dtype=torch.bool).tril()
+    mask = torch.block_diag(block, block).bool()[None, None]
+    module: Any = torch.nn.Module()
+    module.is_causal = states_it == "argument"
+    options: dict[str, Any] = {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])}
+    if states_it != "module":
+        options["is_causal"] = False if states_it == "argument" else None
+    found, _ = attend_by_row(module, *inputs, mask, **options)
+    assert uses == [(3, True)] * 2
+    expected, _ = sdpa_attention_forward(module, *inputs, mask, **options)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_options_of_the_model_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"scaling": 0.3, "dropout": 0.0}
+
+    def check(_: Any, query: Any, *others: Any, **given: Any) -> Any:
+        assert given == options
+        return query.transpose(1, 2), None
+
+    monkeypatch.setattr(row_attention, "_attend", check)
+    inputs = [torch.randn(2, 2, 6, 8).bfloat16() for _ in range(3)]
+    module: Any = torch.nn.Module()
+    found, _ = attend_by_row(module, *inputs, None, **options)
+    assert torch.equal(found, inputs[0].transpose(1, 2))

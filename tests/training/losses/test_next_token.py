@@ -32,7 +32,7 @@ def test_padded_rows_are_padded_on_the_right() -> None:
     assert batch.labels.tolist() == [[NONE, 7, 8, NONE], [3, NONE, NONE, NONE], [NONE] * 4]
 
 
-def test_flattened_rows_are_concatenated() -> None:
+def test_packed_rows_are_concatenated() -> None:
     batch = collate_tokens(ROWS, "packed")
     assert set(batch.inputs) == {"input_ids", "position_ids"}
     assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4]]
