@@ -178,7 +178,7 @@ def test_mask_is_kept_where_the_layer_is_not_causal_by_itself(
 
 
 def test_options_of_the_model_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"scaling": 0.3, "dropout": 0.0}
+    options: dict[str, Any] = {"scaling": 0.3, "dropout": 0.0}
 
     def check(_: Any, query: Any, *others: Any, **given: Any) -> Any:
         assert given == options
