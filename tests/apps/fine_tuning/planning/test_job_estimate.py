@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from apps.errors import InvalidInputError
 from apps.file_store import FileStore
@@ -40,8 +41,11 @@ async def test_steps_and_tokens_are_those_of_the_run(
     from training.data.row_table import RowTable
     from training.data.text.token_layout import TOKEN_LAYOUT
 
+    from training.model import choose_layout
+
     lengths = RowTable(run.data / "train.arrow", TOKEN_LAYOUT).lengths
-    plan = BatchPlan.from_spec(run.read_spec(), "padded", 2)
+    spec = run.read_spec()
+    plan = BatchPlan.from_spec(spec, choose_layout(spec, torch.device("cpu")), 2)
     assert found["num_steps"] == sum(len(plan_epoch(lengths, plan, epoch)) for epoch in range(3))
     assert found["num_tokens"] == 3 * int(np.sum(lengths))
     assert (found["num_rows"], found["is_exact"]) == (40, True)
