@@ -40,7 +40,6 @@ async def test_steps_and_tokens_are_those_of_the_run(
     run = await create_run(queue, varied_file, training=settings)
     from training.data.row_table import RowTable
     from training.data.text.token_layout import TOKEN_LAYOUT
-
     from training.model import choose_layout
 
     lengths = RowTable(run.data / "train.arrow", TOKEN_LAYOUT).lengths
