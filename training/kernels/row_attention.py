@@ -46,21 +46,21 @@ def attend_by_row(
         attention_mask = _widen(attention_mask)
         if "position_bias" in kwargs:
             kwargs["position_bias"] = _widen(kwargs["position_bias"])
-    lengths = _find_lengths(query, key, attention_mask, kwargs.get("position_ids"))
+    lengths = _find_lengths(query.size(2), attention_mask, kwargs.get("position_ids"))
     with torch.autocast("cpu", enabled=False):
         if len(lengths) == 1 or kwargs.get("position_bias") is not None:
             output, _ = _attend(module, query, key, value, attention_mask, *args, **kwargs)
             return output.to(dtype), None
         assert attention_mask is not None
-        is_causal = kwargs.get("is_causal")
-        if is_causal is None:
-            is_causal = getattr(module, "is_causal", True)
+        masks_by_itself = kwargs.get("is_causal")
+        if masks_by_itself is None:
+            masks_by_itself = getattr(module, "is_causal", True)
         outputs = []
         parts = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
         ends = accumulate(lengths)
         for end, length, *row in zip(ends, lengths, *parts, strict=True):
             own = attention_mask[:, :, end - length : end, end - length : end]
-            mask = None if is_causal and _is_causal(own) else own
+            mask = None if masks_by_itself and _is_causal(own) else own
             output, _ = _attend(module, *row, mask, *args, **kwargs)
             outputs.append(output)
         return torch.cat(outputs, dim=1).to(dtype), None
@@ -70,23 +70,18 @@ def _widen(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor.float() if tensor is not None and tensor.is_floating_point() else tensor
 
 
-def _find_lengths(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, positions: Any
-) -> list[int]:
+def _find_lengths(num_tokens: int, mask: torch.Tensor | None, positions: Any) -> list[int]:
     """Return the lengths of concatenated rows if the mask separates them; else that of all tokens.
 
     The positions of each row, `[1, T]`, start at 0.
     """
-    num_tokens = query.size(2)
-    is_masked = mask is not None and mask.dtype == torch.bool
-    is_square = mask is not None and mask.shape == (1, 1, num_tokens, num_tokens)
-    is_flat = isinstance(positions, torch.Tensor) and positions.shape == (1, num_tokens)
-    if not (is_masked and is_square and is_flat and key.size(2) == num_tokens):
+    if mask is None or mask.dtype != torch.bool or mask.shape != (1, 1, num_tokens, num_tokens):
+        return [num_tokens]
+    if not isinstance(positions, torch.Tensor) or positions.shape != (1, num_tokens):
         return [num_tokens]
     starts = (positions[0] == 0).nonzero().flatten().tolist()
     if not starts or starts[0] != 0:
         return [num_tokens]
-    assert mask is not None
     bounds = list(pairwise([*starts, num_tokens]))
     within = sum(int(mask[0, 0, start:end, start:end].count_nonzero()) for start, end in bounds)
     if within != int(mask.count_nonzero()):
