@@ -2,6 +2,7 @@
 
 from starlette.middleware import Middleware
 
+from apps.middleware.cached_files import CachedFiles
 from apps.middleware.connection_limits import install_connection_limits
 from apps.middleware.drain import DrainGate
 from apps.middleware.flow_control import DeliveryReporting, WindowedReading
@@ -16,6 +17,7 @@ def build_middlewares() -> list[Middleware]:
     """
     install_connection_limits()
     return [
+        Middleware(CachedFiles),
         Middleware(WindowedReading),
         Middleware(DeliveryReporting),
         Middleware(StartingGate),

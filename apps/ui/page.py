@@ -24,7 +24,6 @@ from apps.ui.evaluate.evaluation_download import add_row_download
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.frame.api_reference import render_reference
 from apps.ui.frame.assets import ASSETS, list_page_styles, send_asset
-from apps.ui.frame.cached_files import CachedFiles
 from apps.ui.frame.document import render_document
 from apps.ui.frame.page_frame import PageFrame, send_not_found
 from apps.ui.gradio_internals import build_without_apps, complete_cancelled_calls
@@ -124,7 +123,6 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         minimum_size=MIN_COMPRESSED_BYTES,
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, ARCHIVE_TYPE),
     )
-    app.add_middleware(CachedFiles)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # it is off
         gr.mount_gradio_app(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 
+from apps.middleware.cached_files import FOREVER
+
 ASSETS = Path(__file__).parent.parent / "assets"
 LANGUAGES = ASSETS / "languages"
 FRAME_STYLE = "frame.css"
-FOREVER = "private, max-age=31536000, immutable"
-"""The cache control of what has another address when its content is another."""
 
 
 def link_asset(name: str) -> str:

@@ -5,7 +5,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.ui.frame.assets import FOREVER
+from apps.middleware.cached_files import FOREVER
 from apps.ui.frame.document import complete_document, render_document
 from apps.ui.protection.routes import find_route
 

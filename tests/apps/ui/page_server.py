@@ -13,6 +13,7 @@ import httpx
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from apps.middleware.cached_files import CachedFiles
 from apps.ui.page import build_http
 from apps.ui.protection.access import PageGuard
 from apps.ui.settings import UiSettings
@@ -36,7 +37,7 @@ def build_page(settings: UiSettings) -> PageGuard:
 
 
 def mount_at_prefix(app: ASGIApp) -> ASGIApp:
-    """Serve `app` below the prefix as Ray Serve does, including its lifespan."""
+    """Serve `app` below the prefix as Ray Serve and its proxy do, including its lifespan."""
 
     async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -46,7 +47,7 @@ def mount_at_prefix(app: ASGIApp) -> ASGIApp:
         else:
             await PlainTextResponse("not found", 404)(scope, receive, send)
 
-    return mounted
+    return CachedFiles(mounted)
 
 
 @dataclass(frozen=True)

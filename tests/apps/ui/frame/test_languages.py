@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from apps.fine_tuning.default_settings import PRESET_DESCRIPTIONS
+from apps.middleware.cached_files import FOREVER
 from apps.ui import markup
 from apps.ui.chat.sampling_settings import FIELDS
 from apps.ui.fine_tune.data.column_mapping import PARTS
@@ -17,7 +18,7 @@ from apps.ui.fine_tune.fine_tune_page import DEMONSTRATION_NOTE, INTRODUCTION, T
 from apps.ui.fine_tune.setting_fields import flatten_schemas, label_setting
 from apps.ui.fine_tune.setting_search import GROUP_NAMES
 from apps.ui.fine_tune.training_settings import PRESET_NAMES
-from apps.ui.frame.assets import FOREVER, LANGUAGES, send_asset
+from apps.ui.frame.assets import LANGUAGES, send_asset
 from apps.ui.frame.languages import ENGLISH, NAME_KEY, list_languages
 from apps.ui.models.model_detail import METRIC_NAMES
 from apps.ui.models.model_list import COLUMNS, OUTCOMES, TASKS

@@ -6,9 +6,8 @@ import pytest
 from httpx import ASGITransport, AsyncClient, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.ui.frame import cached_files
-from apps.ui.frame.assets import FOREVER
-from apps.ui.frame.cached_files import CachedFiles
+from apps.middleware import cached_files
+from apps.middleware.cached_files import FOREVER, PERMISSION_AGE_S, CachedFiles
 
 pytestmark = pytest.mark.anyio
 
@@ -96,6 +95,117 @@ async def test_cached_files_are_dropped_before_they_exceed_the_limit(
     assert (await get(app, "/assets/a.js")).text == "file 1"
     await get(app, "/assets/c.js")
     assert (await get(app, "/assets/a.js")).text == "file 4"
+
+
+class Guard:
+    """An application whose files only senders with the header `authorization: key` may read."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 200 with a file, or 401."""
+        self.num_requests += 1
+        is_permitted = (b"authorization", b"key") in scope["headers"]
+        status, caching = (200, FOREVER.encode()) if is_permitted else (401, b"no-store")
+        headers = [(b"cache-control", caching), (b"x-request-id", b"%d" % self.num_requests)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"file"})
+
+
+async def test_cached_file_is_sent_only_to_senders_with_recent_permission() -> None:
+    guard, now = Guard(), 100.0
+    app = CachedFiles(guard, lambda: now)
+    with_key = {**GZIP, "authorization": "key"}
+    for _ in range(2):
+        assert (await get(app, headers=with_key)).text == "file"
+    assert guard.num_requests == 1
+    for headers in (GZIP, {**GZIP, "authorization": "other"}):
+        assert (await get(app, headers=headers)).status_code == 401
+    assert guard.num_requests == 3
+    now += PERMISSION_AGE_S
+    assert (await get(app, headers=with_key)).status_code == 200
+    assert guard.num_requests == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"host": "elsewhere.example"},
+        {"origin": "http://elsewhere.example"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-mode": "no-cors"},
+        {"x-forwarded-for": "10.0.0.1"},
+        {"cookie": "a=b"},
+    ],
+)
+async def test_senders_differ_by_all_that_access_control_considers(other: dict[str, str]) -> None:
+    guard = Guard()
+    app = CachedFiles(guard)
+    with_key = {**GZIP, "authorization": "key"}
+    await get(app, headers=with_key)
+    await get(app, headers={**with_key, "accept": "text/css", "referer": "http://page/"})
+    assert guard.num_requests == 1
+    await get(app, headers={**with_key, **other})
+    assert guard.num_requests == 2
+
+
+async def test_sender_may_read_files_of_one_application_only() -> None:
+    guard = Guard()
+    app = CachedFiles(guard)
+    with_key = {**GZIP, "authorization": "key"}
+    for address in ("/ui/assets/a.js", "/other/assets/a.js", "/ui/assets/a.js"):
+        await get(app, address, headers=with_key)
+    assert guard.num_requests == 2
+    await get(app, "/other/assets/a.js", headers=with_key)
+    assert guard.num_requests == 2
+
+
+async def test_refusal_ends_permission() -> None:
+    origin = Guard()
+    refused: set[str] = set()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in refused:
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body"})
+        else:
+            await origin(scope, receive, send)
+
+    app = CachedFiles(application)
+    with_key = {**GZIP, "authorization": "key"}
+    await get(app, "/ui/a.js", with_key)
+    refused.add("/ui/b.js")
+    assert (await get(app, "/ui/b.js", with_key)).status_code == 403
+    refused.add("/ui/a.js")
+    assert (await get(app, "/ui/a.js", with_key)).status_code == 403
+
+
+async def test_oldest_permission_is_dropped_beyond_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cached_files, "MAX_SENDERS", 2)
+    guard = Guard()
+    app = CachedFiles(guard)
+    for agent in "abc":
+        await get(app, headers={**GZIP, "authorization": "key", "user-agent": agent})
+    assert guard.num_requests == 3
+    for agent, num_requests in (("c", 3), ("b", 3), ("a", 4)):
+        await get(app, headers={**GZIP, "authorization": "key", "user-agent": agent})
+        assert guard.num_requests == num_requests
+
+
+async def test_cached_file_has_no_id_of_another_request() -> None:
+    app = CachedFiles(Guard())
+    with_key = {**GZIP, "authorization": "key"}
+    first, second = await get(app, headers=with_key), await get(app, headers=with_key)
+    assert first.headers["x-request-id"] == "1"
+    assert "x-request-id" not in second.headers
+
+
+async def test_response_that_sets_cookie_is_not_cached() -> None:
+    app = CachedFiles(Origin({**IMMUTABLE, "set-cookie": "a=b"}))
+    assert [(await get(app)).text for _ in range(2)] == ["file 1", "file 2"]
 
 
 async def test_content_that_the_server_reads_itself_is_not_cached() -> None:
