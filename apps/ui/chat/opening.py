@@ -35,12 +35,10 @@ class Opening:
             self._is_over.set()
 
     async def wait(self) -> Opened | None:
-        """Return what the page shows once it is filled.
+        """Return what the page was filled with, once it is.
 
-        Returns None if it already was, if it could not be, or if it is not in `PATIENCE_S`.
+        Returns None if it could not be filled, or is not in `PATIENCE_S`.
         """
-        if self._is_over.is_set():
-            return None
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self._is_over.wait()

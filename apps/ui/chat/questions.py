@@ -118,8 +118,9 @@ class QuestionHandlers:
         If it is refused, the reason is shown, and the conversation stays as it is.
         """
         ui, (chat, menu, name) = self._ui, context
-        if name in (None, "") and (opened := await chat.opening.wait()):
-            name, menu, values = opened  # sent before the page was filled
+        opened = await chat.opening.wait() if name in (None, "") else None
+        if opened and chat.chosen_model == opened.model:
+            name, menu, values = opened  # sent before the browser showed this
         settings, faults = check_settings(values)
         shown: Updates = {} if place is None else {ui.history: chat.conversation.to_chatbot()}
         if settings is None:

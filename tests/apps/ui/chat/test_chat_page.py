@@ -57,7 +57,7 @@ class Tab:
             function, list(data), session_hash=self.session, event_data=event_data
         )
 
-    def choose(self, model: str, text: str = "") -> Result:
+    def choose(self, model: Any, text: str = "") -> Result:
         """Call the function of a choice in the menu; `text` is the content of the text field."""
         return self.call("choose", None, None, model, text)
 
@@ -110,9 +110,22 @@ def test_conversation_is_not_shared_between_tabs(tab: Tab, stub: StubApi) -> Non
 def test_question_without_valid_model_is_not_sent(tab: Tab, stub: StubApi, model: Any) -> None:
     """In particular, the question is not sent to the model that 'latest' names."""
     tab.call("open_chat", None, "", "")
+    tab.choose(model)
     asked, _ = tab.send("hello", model)
     assert stub.bodies == []
     assert "hello" not in asked.text, "the text field was emptied, or the question was shown"
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_question_that_is_sent_before_the_browser_shows_the_model_is_answered(
+    tab: Tab, stub: StubApi, name: Any
+) -> None:
+    kept = json.dumps({"temperature": 0.5})
+    tab.call("open_chat", None, "", kept)
+    tab.send("hello", name)
+    (body,) = stub.bodies
+    assert (body["model"], list_questions(body)) == ("latest", ["hello"])
+    assert body["temperature"] == 0.5
 
 
 @pytest.mark.parametrize("name", [None, ""])
