@@ -1,6 +1,7 @@
 """Setting up DeepSpeed in the process of a worker."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -20,4 +21,22 @@ def prepare_deepspeed(device: torch.device) -> None:
     set_accelerator(device)
     import deepspeed
 
+    _import_muon_uncompiled()
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
+
+
+def _import_muon_uncompiled() -> None:
+    """Import DeepSpeed's optimizer Muon without the compiler that its functions are prepared for.
+
+    Every engine imports it, whatever its optimizer is, and the compiler takes 2 s to import.
+    """
+    from deepspeed.runtime import compiler
+
+    def keep(*_: Any, **__: Any) -> Any:
+        return lambda function: function
+
+    compile_functions, compiler.compile = compiler.compile, keep
+    try:
+        import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 - for its side effect
+    finally:
+        compiler.compile = compile_functions
