@@ -8,7 +8,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+from tests.forked_workers import forked_workers, worker_server
 from tests.preloaded_check import preloaded_check
 from tests.training_process import exact, trained_folder, whole
 
-__all__ = ["exact", "preloaded_check", "trained_folder", "whole"]
+__all__ = [
+    "exact",
+    "forked_workers",
+    "preloaded_check",
+    "trained_folder",
+    "whole",
+    "worker_server",
+]

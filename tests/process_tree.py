@@ -32,3 +32,12 @@ def find_forked(module: str) -> list[psutil.Process]:
         with suppress(psutil.Error):
             forked += find_descendants(module, server)
     return forked
+
+
+def list_forked_workers() -> list[psutil.Process]:
+    """Return the workers of Ray that the server of `tests.forked_workers` has forked."""
+    found = []
+    for server in find_fork_servers("tests.forked_workers"):
+        with suppress(psutil.Error):
+            found += server.children(recursive=True)
+    return found

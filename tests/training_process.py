@@ -15,6 +15,7 @@ import pytest
 
 from storage import durable
 from system.process_ends import wait_for_ends
+from tests.process_tree import list_forked_workers
 from tests.tiny_model import build_tiny_model
 from tests.waiting import PATIENCE, wait_until
 
@@ -105,7 +106,7 @@ def start(
         raise
     finally:
         if process.poll() is None:
-            children = family.children(recursive=True)
+            children = [*family.children(recursive=True), *list_forked_workers()]
             process.kill()
             process.wait()
         end(children)
@@ -137,7 +138,7 @@ def end(processes: list[psutil.Process]) -> None:
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
     """Kill a command and then what it has started, and wait until all have ended."""
-    children = psutil.Process(process.pid).children(recursive=True)
+    children = [*psutil.Process(process.pid).children(recursive=True), *list_forked_workers()]
     process.kill()
     process.wait()
     end(children)

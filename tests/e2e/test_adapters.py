@@ -31,7 +31,7 @@ from training.export.zero_shards import open_weights
 from training.settings.continued_adapter import continue_settings
 from training.task import open_default_objective
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("forked_workers")]
 
 TARGETS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 KINDS = ("lora", "dora", "rslora", "lora-pissa", "rslora-pissa", "lora-olora", "rslora-olora")

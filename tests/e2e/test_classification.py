@@ -17,7 +17,11 @@ from training.data.row_table import RowTable
 from training.deepspeed.optimizer import learning_rate_at
 from training.spec import load_spec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.trains,
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 NOUNS, WORDS = ("film", "book"), {"good": "positive", "bad": "negative"}
 ROWS: list[dict[str, Any]] = [

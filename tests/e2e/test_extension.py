@@ -13,7 +13,11 @@ from training.run.folder import RunFolder
 from training.run.run_record import Extension, RunRecord
 from training.spec import TrainingSpec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.trains,
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 SETTINGS: dict[str, Any] = {
     "epochs": 3,

@@ -20,7 +20,11 @@ from training.data.row_table import RowTable
 from training.deepspeed.optimizer import learning_rate_at
 from training.spec import load_spec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.trains,
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 NAMES = sorted(COLOURS)
 SPEC: dict[str, Any] = {

@@ -34,7 +34,7 @@ from training.checkpoint.reference_logits import make_prompt
 from training.export.consolidate import consolidate_checkpoint
 from training.export.zero_shards import open_weights
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("forked_workers")]
 
 NUM_LAYERS = 4
 MODELS = ("llama-tied", "llama-untied", "gpt2-tied", "gpt2-untied")

@@ -11,7 +11,11 @@ from tests.tiny_model import build_tiny_model
 from tests.training.tasks.test_preference import write_rows
 from tests.training_process import finish, read_steps, start
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.trains,
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 SETTINGS: dict[str, Any] = {
     "task": "preference",

@@ -26,7 +26,11 @@ from tests.training_process import (
     write_inputs,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.trains,
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 SETTINGS: dict[str, Any] = {**EXACT, "cpus_per_worker": 0.5}
 

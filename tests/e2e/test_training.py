@@ -19,7 +19,11 @@ from training.data.row_table import RowTable
 from training.data.text.token_layout import TOKEN_LAYOUT
 from training.spec import load_spec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.trains,
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 ROWS: list[dict[str, Any]] = [
     {

@@ -16,12 +16,19 @@ def set_accelerator(device: torch.device) -> None:
         load_cpu_op()
 
 
-def prepare_deepspeed(device: torch.device) -> None:
-    """Set up DeepSpeed's collectives in the process group that Ray Train created."""
+def import_deepspeed(device: torch.device) -> None:
+    """Import DeepSpeed with its accelerator."""
     set_accelerator(device)
-    import deepspeed
+    import deepspeed  # noqa: F401 - it must be imported before its parts
 
     _import_muon_uncompiled()
+
+
+def prepare_deepspeed(device: torch.device) -> None:
+    """Set up DeepSpeed's collectives in the process group that Ray Train created."""
+    import_deepspeed(device)
+    import deepspeed
+
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
 
 

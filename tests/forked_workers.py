@@ -1,0 +1,153 @@
+"""Ray's workers as forks of a process that has imported what training needs, for faster tests.
+
+`python -m training` starts a cluster whose workers import ray, torch, transformers and DeepSpeed:
+half of the processor time that a short run takes. Here `worker_launcher.py` starts them, which has
+this server fork them. Tests of lost processes and of the application start workers as users do.
+"""
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests import worker_launcher
+from tests.waiting import wait_until
+from tests.worker_launcher import LENGTH_BYTES, SOCKET_VARIABLE
+
+ROOT = Path(__file__).parent.parent
+_START_S = 60.0
+_THREADS = {"jemalloc_bg_thd"}  # of Arrow's allocator, which starts it again in a fork
+_MODULES = [
+    "pandas",
+    "pyarrow.parquet",
+    "training.checkpoint.reference_logits",
+    "training.checkpoint.writer",
+    "training.evaluation",
+    "training.kernels.row_attention",
+    "training.monitoring.trackers",
+    "training.strategies.zero",
+    "transformers.models.llama.modeling_llama",
+]
+
+
+@pytest.fixture(scope="session")
+def worker_server() -> Iterator[str]:
+    """Start the server; returns the path of its socket."""
+    from training.cluster.ray_train import CPU_WORKER_ENV
+
+    with tempfile.TemporaryDirectory(prefix="workers-") as folder:
+        address = str(Path(folder) / "socket")
+        environment = {**os.environ, **CPU_WORKER_ENV, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", __name__, address]
+        with subprocess.Popen(command, env=environment, cwd=ROOT) as server:
+            try:
+                wait_until(lambda: Path(address).exists(), _START_S, "the server listens")
+                yield address
+            finally:
+                server.kill()
+
+
+@pytest.fixture(scope="module")
+def forked_workers(worker_server: str) -> Iterator[None]:
+    """Fork the workers of all runs of `python -m training` in a module of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv(SOCKET_VARIABLE, worker_server)
+        patch.setenv("RAY_RUNTIME_ENV_HOOK", f"{worker_launcher.__name__}.choose_executable")
+        yield
+
+
+def serve(address: str) -> NoReturn:
+    """Fork a worker for each connection; imports begin with the first one."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        connection, _ = listener.accept()
+        _import_all()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended processes are reaped by the kernel
+        while True:
+            if os.fork() == 0:
+                listener.close()
+                _supervise(connection)
+            connection.close()
+            connection, _ = listener.accept()
+
+
+def _import_all() -> None:
+    """Import what workers do; all of it is for the forks."""
+    import torch
+
+    from training.deepspeed.process import import_deepspeed
+
+    import_deepspeed(torch.device("cpu"))
+    for name in _MODULES:
+        import_module(name)
+    # Ray reads settings of a worker, such as its job, from the environment when it is imported.
+    assert "ray" not in sys.modules
+    threads = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    threads.remove("python")
+    assert set(threads) <= _THREADS, f"a fork may hang: there are the threads {threads}"
+    gc.collect()
+    gc.freeze()
+
+
+def _supervise(connection: socket.socket) -> NoReturn:
+    """Fork the worker, and report its exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
+    data = connection.recv(int.from_bytes(head), socket.MSG_WAITALL)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        _become_worker(json.loads(data), descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    connection.sendall(str(code if code >= 0 else 128 - code).encode())
+    os._exit(0)
+
+
+def _become_worker(request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
+    os.setsid()
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.chdir(request["folder"])
+    os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["command"]
+    added = [str(Path(sys.argv[0]).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:0] = [folder for folder in added if folder not in sys.path]
+    status = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as exc:
+        status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except BaseException:  # noqa: BLE001 - the process ends here, as an interpreter does
+        traceback.print_exc()
+        status = 1
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
