@@ -1,8 +1,8 @@
 """Ray's workers as forks of a process that has imported what training needs, for faster tests.
 
-The workers of a training import torch, transformers and DeepSpeed: a third of the processor time
-that a short one takes. In tests `worker_launcher.py` starts them, which has this server fork them.
-Tests of lost workers and in `tests/faults/` start them as users do.
+`python -m training` starts a cluster whose workers import ray, torch, transformers and DeepSpeed:
+half of the processor time that a short run takes. Here `worker_launcher.py` starts them, which has
+this server fork them. Tests of lost processes and of the application start workers as users do.
 """
 
 import atexit
@@ -17,7 +17,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,18 +62,11 @@ def worker_server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def forked_workers(worker_server: str) -> Iterator[None]:
-    """Fork the workers of all trainings in a module of tests."""
-    with fork_workers(worker_server):
-        yield
-
-
-@contextmanager
-def fork_workers(address: str) -> Iterator[None]:
-    """Fork the workers of all trainings of the processes that are started meanwhile."""
+    """Fork the workers of all runs of `python -m training` in a module of tests."""
     with pytest.MonkeyPatch.context() as patch:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         patch.setenv("PYTHONPATH", path)
-        patch.setenv(SOCKET_VARIABLE, address)
+        patch.setenv(SOCKET_VARIABLE, worker_server)
         patch.setenv("RAY_RUNTIME_ENV_HOOK", f"{worker_launcher.__name__}.choose_executable")
         yield
 
