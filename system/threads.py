@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +12,6 @@ from typing import ParamSpec, TypeVar
 
 _THREAD_NICENESS = 10
 _PROCESS_NICENESS = 15
-_MAX_ATTEMPTS = 50
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -69,32 +67,3 @@ def lower_process_priority() -> None:
         with suppress(ProcessLookupError):  # it has ended
             niceness = os.getpriority(os.PRIO_PROCESS, int(thread.name))
             os.setpriority(os.PRIO_PROCESS, int(thread.name), max(niceness, _PROCESS_NICENESS))
-
-
-def lower_session_priority() -> None:
-    """Move this process into a new session, whose CPU priority is low; for processes of our own.
-
-    Linux first divides the processors among sessions and then among the threads of each session by
-    niceness (autogroups, sched(7)). A process that computes in the session of a server would take
-    as much from other sessions, such as a browser, as the server itself. Does nothing where there
-    are no autogroups, and changes no priority where they are disabled.
-    """
-    autogroup = Path("/proc/self/autogroup")
-    if not autogroup.exists():
-        return
-    with suppress(OSError):
-        if os.getsid(0) != os.getpid():
-            if os.getpgrp() == os.getpid():  # the leader of a group of processes cannot leave it
-                os.setpgid(0, os.getpgid(os.getppid()))
-            os.setsid()
-        _set_session_niceness(autogroup)
-
-
-def _set_session_niceness(autogroup: Path) -> None:
-    for _ in range(_MAX_ATTEMPTS):
-        try:
-            autogroup.write_text(str(_PROCESS_NICENESS))
-        except BlockingIOError:  # Linux permits one change in 0.1 s on the whole machine
-            time.sleep(0.1)
-        else:
-            return

@@ -1,8 +1,8 @@
 """Ray's workers as forks of a process that has imported what training needs, for faster tests.
 
-`python -m training` starts a cluster whose workers import ray, torch, transformers and DeepSpeed:
-half of the processor time that a short run takes. Here `worker_launcher.py` starts them, which has
-this server fork them. Tests of lost processes and of the application start workers as users do.
+The workers of `python -m training` import torch, transformers and DeepSpeed: a third of the
+processor time that a short run takes. Here `worker_launcher.py` starts them, which has this server
+fork them. Tests of lost workers, of own loops and of the application start workers as users do.
 """
 
 import atexit

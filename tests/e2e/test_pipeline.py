@@ -230,6 +230,7 @@ def test_killed_run_takes_the_same_steps(tmp_path: Path) -> None:
         "epochs": 1,
         "learning_rate": 0.001,
         "gradient_accumulation_steps": 2,
+        "batch_layout": "padded",  # as in stages
     }
     with start(folder, "alone", num_workers=1, **settings) as process:
         assert finish(process) == 0

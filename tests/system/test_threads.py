@@ -5,17 +5,11 @@ import os
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import pytest
 import torch
 
-from system.threads import (
-    DedicatedThread,
-    _set_session_niceness,
-    lower_thread_priority,
-    run_in_new_thread,
-)
+from system.threads import DedicatedThread, lower_thread_priority, run_in_new_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -123,43 +117,3 @@ def test_all_threads_of_a_process_get_a_lower_priority(before: str, after: str) 
     command = ["nice", "-n", before, sys.executable, "-c", SHOW_NICENESS]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert shown.stdout.split() == [after, after]
-
-
-SHOW_SESSION = """
-import os
-from system.threads import lower_session_priority
-
-if {leads}:
-    os.setpgid(0, 0)
-before = os.getsid(0)
-lower_session_priority()
-group = open("/proc/self/autogroup").read()
-print(before != os.getsid(0) == os.getpid() == os.getpgrp(), group.split()[-1])
-lower_session_priority()
-assert os.getsid(0) == os.getpid()
-"""
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/autogroup"), reason="there are no autogroups")
-@pytest.mark.parametrize("leads", [False, True])
-def test_process_gets_a_session_of_low_priority(leads: bool) -> None:
-    """Ray's workers lead groups of processes."""
-    command = [sys.executable, "-c", SHOW_SESSION.format(leads=leads)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == ["True", "15"]
-
-
-def test_change_of_priority_is_repeated_while_linux_refuses_it() -> None:
-    class Autogroup:
-        num_refused = 0
-        written = ""
-
-        def write_text(self, text: str) -> None:
-            if self.num_refused < 2:
-                self.num_refused += 1
-                raise BlockingIOError
-            self.written = text
-
-    autogroup: Any = Autogroup()
-    _set_session_niceness(autogroup)
-    assert (autogroup.num_refused, autogroup.written) == (2, "15")
