@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 TOOLS := $(VENV)/tools
 CYCLONEDX := cyclonedx-bom==7.5.0
 PIP_AUDIT := pip-audit==2.10.1
-# Many tests wait for processes of low priority, so there are more test processes than processors.
-PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -22,14 +20,14 @@ run: check-port setup ## start the application on the embedded default, and prin
 setup: $(VENV)/.installed $(VENV)/.compiled ## install everything that `make run` needs
 
 test: $(VENV)/.installed-test $(VENV)/openapi-client/.installed $(VENV)/.compiled ## run all tests
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile -m "not e2e"
+	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
 	.ci/e2e.sh $(BIN)/python
 
 chaos: $(VENV)/.installed-test $(VENV)/.compiled ## kill every part of the application 50 times; takes hours
 	CHAOS_KILLS=50 CHAOS_FILES=2000 FUZZ_REQUESTS=5000 $(BIN)/python -m pytest -s tests/faults tests/e2e/test_openapi.py
 
 test-fast: $(VENV)/.installed-test $(VENV)/openapi-client/.installed ## run the tests that need no cluster and no browser
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile -m "not e2e"
+	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
 
 lint: $(VENV)/.installed-test ## check style and types
 	$(BIN)/ruff check .

@@ -133,6 +133,7 @@ def test_serve_loads_proxy_middleware() -> None:
 
     found = validate_http_proxy_callback_return(build_middlewares())
     names = (
+        "CachedFiles",
         "WindowedReading",
         "DeliveryReporting",
         "StartingGate",
