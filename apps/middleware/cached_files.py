@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 FOREVER = "private, max-age=31536000, immutable"
 """The cache control by which an application marks such files: their addresses name their content.
 
-Whoever may read one of an application's files so marked may read all of them.
+A sender with access to one marked file of an application has access to all of them.
 """
 PERMISSION_AGE_S = 5.0
 MAX_CACHED_BYTES = 32 << 20
@@ -75,15 +75,18 @@ class CachedFiles:
     async def _forward(
         self, key: _Key, sender: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Forward a request; cache the response, and permit the sender, if it is such a file."""
+        """Forward a request; if the response is such a file, cache it and permit the sender."""
         start: Message | None = None
         parts: list[bytes] = []
 
         async def send_copied(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
-                self._note_permission(sender, message)
                 start = _copy(message) if _is_shared(message) else None
+                if start is not None:
+                    self._permit(sender)
+                elif message["status"] in (401, 403):
+                    self._permitted_until.pop(sender, None)
             elif message["type"] != "http.response.body":
                 start = None  # an extension of the server, which sends the content itself
             elif start is not None:
@@ -94,15 +97,11 @@ class CachedFiles:
 
         await self.app(scope, receive, send_copied)
 
-    def _note_permission(self, sender: bytes, start: Message) -> None:
-        """Permit a sender who receives such a file, and no longer one who is refused something."""
-        if _is_shared(start):
-            self._permitted_until.pop(sender, None)  # the new entry is the last one
-            self._permitted_until[sender] = self._clock() + PERMISSION_AGE_S
-            if len(self._permitted_until) > MAX_SENDERS:
-                del self._permitted_until[next(iter(self._permitted_until))]
-        elif start["status"] in (401, 403):
-            self._permitted_until.pop(sender, None)
+    def _permit(self, sender: bytes) -> None:
+        self._permitted_until.pop(sender, None)  # the new entry is the last one
+        self._permitted_until[sender] = self._clock() + PERMISSION_AGE_S
+        if len(self._permitted_until) > MAX_SENDERS:
+            del self._permitted_until[next(iter(self._permitted_until))]
 
     def _store(self, key: _Key, start: Message, body: bytes) -> None:
         num_bytes = _ENTRY_BYTES + len(body)

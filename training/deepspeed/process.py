@@ -16,20 +16,19 @@ def set_accelerator(device: torch.device) -> None:
         load_cpu_op()
 
 
-def import_deepspeed(device: torch.device) -> None:
-    """Import DeepSpeed with its accelerator."""
+def import_deepspeed(device: torch.device) -> Any:
+    """Import DeepSpeed with its accelerator; returns the module."""
     set_accelerator(device)
-    import deepspeed  # noqa: F401 - it must be imported before its parts
+    import deepspeed
 
     _import_muon_uncompiled()
+    return deepspeed
 
 
 def prepare_deepspeed(device: torch.device) -> None:
     """Set up DeepSpeed's collectives in the process group that Ray Train created."""
-    import_deepspeed(device)
-    import deepspeed
-
-    deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    import_deepspeed(device).init_distributed(dist_backend=backend)
 
 
 def _import_muon_uncompiled() -> None:
