@@ -6,29 +6,27 @@ fork them. Tests of lost workers, of own loops and of the application start work
 """
 
 import atexit
-import gc
 import json
 import os
 import runpy
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any, NoReturn
 
 import pytest
 
+from system.fork_server import ForkServer, serve_forks
 from tests import worker_launcher
-from tests.waiting import wait_until
 from tests.worker_launcher import LENGTH_BYTES, SOCKET_VARIABLE
 
 ROOT = Path(__file__).parent.parent
-_START_S = 60.0
 _THREADS = {"jemalloc_bg_thd"}  # of Arrow's allocator, which starts it again in a fork
 _MODULES = [
     "pandas",
@@ -45,19 +43,29 @@ _MODULES = [
 
 @pytest.fixture(scope="session")
 def worker_server() -> Iterator[str]:
-    """Start the server; returns the path of its socket."""
-    from training.cluster.ray_train import CPU_WORKER_ENV
-
-    with tempfile.TemporaryDirectory(prefix="workers-") as folder:
+    """Listen for launchers; returns the path of the socket. The first one starts the server."""
+    server = ForkServer(__name__)
+    with (
+        tempfile.TemporaryDirectory(prefix="workers-") as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
         address = str(Path(folder) / "socket")
-        environment = {**os.environ, **CPU_WORKER_ENV, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", __name__, address]
-        with subprocess.Popen(command, env=environment, cwd=ROOT) as server:
-            try:
-                wait_until(lambda: Path(address).exists(), _START_S, "the server listens")
-                yield address
-            finally:
-                server.kill()
+        listener.bind(address)
+        listener.listen()
+        Thread(target=_fork_for_launchers, args=(listener, server), daemon=True).start()
+        yield address
+        listener.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def _fork_for_launchers(listener: socket.socket, server: ForkServer) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it was shut down
+            return
+        with connection:
+            os.close(server.fork(connection.fileno()))
 
 
 @pytest.fixture(scope="module")
@@ -69,22 +77,6 @@ def forked_workers(worker_server: str) -> Iterator[None]:
         patch.setenv(SOCKET_VARIABLE, worker_server)
         patch.setenv("RAY_RUNTIME_ENV_HOOK", f"{worker_launcher.__name__}.choose_executable")
         yield
-
-
-def serve(address: str) -> NoReturn:
-    """Fork a worker for each connection; imports begin with the first one."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        connection, _ = listener.accept()
-        _import_all()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended processes are reaped by the kernel
-        while True:
-            if os.fork() == 0:
-                listener.close()
-                _supervise(connection)
-            connection.close()
-            connection, _ = listener.accept()
 
 
 def _import_all() -> None:
@@ -101,13 +93,11 @@ def _import_all() -> None:
     threads = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
     threads.remove("python")
     assert set(threads) <= _THREADS, f"a fork may hang: there are the threads {threads}"
-    gc.collect()
-    gc.freeze()
 
 
-def _supervise(connection: socket.socket) -> NoReturn:
-    """Fork the worker, and report its exit status."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _supervise(descriptor: int) -> NoReturn:
+    """Fork the worker of a launcher, and report its exit status."""
+    connection = socket.socket(fileno=descriptor)
     head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
     data = connection.recv(int.from_bytes(head), socket.MSG_WAITALL)
     pid = os.fork()
@@ -124,6 +114,7 @@ def _supervise(connection: socket.socket) -> NoReturn:
 
 def _become_worker(request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # fork servers ignore it
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
@@ -150,4 +141,5 @@ def _become_worker(request: Mapping[str, Any], descriptors: list[int]) -> NoRetu
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    _import_all()
+    serve_forks(_supervise)
