@@ -9,7 +9,7 @@ PIP_AUDIT := pip-audit==2.10.1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast chaos lint format bench setup check wheel audit clean
+.PHONY: help run test test-fast test-long chaos lint format bench setup check wheel audit clean
 
 help: ## show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -19,12 +19,15 @@ run: check-port setup ## start the application on the embedded default, and prin
 
 setup: $(VENV)/.installed $(VENV)/.compiled ## install everything that `make run` needs
 
-test: $(VENV)/.installed-test $(VENV)/openapi-client/.installed $(VENV)/.compiled ## run all tests
+test: $(VENV)/.installed-test $(VENV)/openapi-client/.installed $(VENV)/.compiled ## run the tests, except those of `make test-long`
 	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"
 	.ci/e2e.sh $(BIN)/python
 
 chaos: $(VENV)/.installed-test $(VENV)/.compiled ## kill every part of the application 50 times; takes hours
 	CHAOS_KILLS=50 CHAOS_FILES=2000 FUZZ_REQUESTS=5000 $(BIN)/python -m pytest -s tests/faults tests/e2e/test_openapi.py
+
+test-long: $(VENV)/.installed-test $(VENV)/.compiled ## run the end-to-end tests that `make test` leaves out
+	.ci/e2e.sh $(BIN)/python long
 
 test-fast: $(VENV)/.installed-test $(VENV)/openapi-client/.installed ## run the tests that need no cluster and no browser
 	$(BIN)/python -m pytest -n logical --dist loadfile -m "not e2e"

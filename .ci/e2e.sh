@@ -1,28 +1,39 @@
 #!/usr/bin/env bash
-# Run the end-to-end tests with the Python that is given, in three processes. Tests that only compute
-# run in the time that the others leave: the scheduling policy `idle` is below every niceness, also
-# below that of training. Tests of the page without Ray, and then tests that train on clusters of
-# their own, run beside those of the whole application.
+# Run end-to-end tests in three processes: e2e.sh PYTHON [long]. With `long`, run those with the
+# marker `long`, which `make test-long` adds; without it, all others. Tests that only compute run in
+# the time that the others leave: the scheduling policy `idle` is below every niceness, also below
+# that of training. Tests of the page without Ray, and then tests that train on clusters of their
+# own, run beside those of the whole application.
 set -uo pipefail
 export TEST_PATIENCE="${TEST_PATIENCE:-4}" # see tests/waiting.py: three processes share the processors
-pytest=("$1" -m pytest --durations=25)
+python=$1
+length=${2:-not long}
+# Run the tests that a marker expression selects, which may be none. Other folders have none.
+run_tests() {
+    "$python" -m pytest --durations=25 -m "e2e and $length and $1" tests/e2e tests/faults
+    local status=$?
+    [ "$status" -eq 5 ] || return "$status"
+}
 log=$(mktemp)
 besides=$(mktemp)
 run_besides() {
     local status=0
-    "${pytest[@]}" -m browser || status=1
-    "${pytest[@]}" -m "trains and not alone" || status=1
+    run_tests browser || status=1
+    run_tests "trains and not alone" || status=1
     return "$status"
 }
-chrt --idle 0 "${pytest[@]}" -m computes >"$log" 2>&1 &
+(
+    chrt --idle --pid 0 "$BASHPID" >/dev/null
+    run_tests computes
+) >"$log" 2>&1 &
 computing=$!
 run_besides >"$besides" 2>&1 &
 beside=$!
-trap 'pkill -P "$beside"; kill "$computing" "$beside" 2>/dev/null; rm -f "$log" "$besides"' EXIT
+trap 'pkill -P "$beside"; pkill -P "$computing"; kill "$computing" "$beside" 2>/dev/null; rm -f "$log" "$besides"' EXIT
 status=0
-"${pytest[@]}" -m "e2e and not computes and not browser and not trains and not alone" || status=1
+run_tests "not computes and not browser and not trains and not alone" || status=1
 wait "$beside" || status=1
 wait "$computing" || status=1
 cat "$log" "$besides"
-"${pytest[@]}" -m alone || status=1
+run_tests alone || status=1
 exit "$status"

@@ -7,7 +7,7 @@ from tests.e2e.conftest import Application
 from tests.e2e.test_classify_page import enter
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, chat_with, context
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 __all__ = ["browser", "context"]
 

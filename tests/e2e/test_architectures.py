@@ -117,6 +117,7 @@ def read_layout(directory: Path) -> dict[str, tuple[int, ...]]:
     return layout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_consolidated_model_equals_trained_model(
     folder: Path, tmp_path: Path, world_size: int

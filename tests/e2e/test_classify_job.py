@@ -13,7 +13,7 @@ from tests.e2e.conftest import Application
 from tests.tiny_encoder import build_tiny_encoder
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def read_aliases(http: httpx.Client) -> dict[str, str]:

@@ -12,7 +12,7 @@ from tests.e2e.conftest import Application
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
 from tests.tiny_encoder import build_tiny_encoder
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 __all__ = ["browser", "context"]
 

@@ -220,6 +220,7 @@ def test_tuned_model_is_evaluated_beside_its_base_model(
     assert http.delete(path).json()["deleted"]
 
 
+@pytest.mark.long
 def test_extended_job_takes_the_steps_of_a_longer_one(
     client: openai.OpenAI, http: httpx.Client, rows: list[str]
 ) -> None:

@@ -23,6 +23,7 @@ from training.spec import load_spec
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.trains,
+    pytest.mark.long,
     pytest.mark.usefixtures("forked_workers"),
 ]
 

@@ -19,7 +19,7 @@ from tests.e2e.test_page import PATIENCE_MS, browser, context
 from tests.tiny_vision import COLOURS, build_tiny_vit, draw_shape, write_image_folder
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 __all__ = ["browser", "context"]
 

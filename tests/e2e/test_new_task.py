@@ -12,7 +12,7 @@ from storage import durable
 from tests.tiny_encoder import WORDS, build_tiny_encoder
 from tests.training_process import run_spec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [pytest.mark.e2e, pytest.mark.trains, pytest.mark.long]
 
 MODULES = Path(__file__).parent.parent / "new_task"
 SITE = f"import training.tasks\ntraining.tasks.__path__.append({str(MODULES)!r})\n"

@@ -44,7 +44,7 @@ from training.run.folder import RunFolder
 from training.run.run_record import RunRecord
 from training.spec import TrainingSpec
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 LOOPS = ROOT / "examples" / "loops"
 MARK = "# tuneserve"

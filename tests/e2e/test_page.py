@@ -145,6 +145,7 @@ def test_page_shows_line_of_invalid_row(
     assert page.locator("#preview img").count() == 0
 
 
+@pytest.mark.long
 def test_buttons_pause_resume_and_cancel_run(
     context: BrowserContext, application: Application
 ) -> None:

@@ -9,7 +9,7 @@ from tests.e2e.conftest import ROOT, Application
 from tests.e2e.test_classify_page import choose, enter
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 __all__ = ["browser", "context"]
 

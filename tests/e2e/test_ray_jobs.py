@@ -11,7 +11,7 @@ import pytest
 
 from tests.waiting import PATIENCE, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [pytest.mark.e2e, pytest.mark.trains, pytest.mark.long]
 
 TIMEOUT_S = 90.0
 START_CLUSTER = """

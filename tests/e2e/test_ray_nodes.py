@@ -8,7 +8,7 @@ import pytest
 
 from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.trains]
+pytestmark = [pytest.mark.e2e, pytest.mark.trains, pytest.mark.long]
 
 TIMEOUT_S = 240.0
 READ_CLUSTER = """

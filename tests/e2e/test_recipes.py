@@ -26,7 +26,7 @@ from tests.tiny_encoder import build_tiny_encoder
 from tests.tiny_vision import build_tiny_vit, draw_shape, write_image_folder
 from tests.waiting import PATIENCE, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 __all__ = ["browser", "context"]
 

@@ -45,6 +45,7 @@ def find_workers(process: "subprocess.Popen[bytes]", method: str = "") -> list[p
     return find_descendants(f"RayTrainWorker{method}", psutil.Process(process.pid))
 
 
+@pytest.mark.long
 def test_lost_workers_are_replaced(
     folder: Path, whole: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_run_resumes_after_kill_and_after_pause_timeout(folder: Path, whole: Ste
     assert sum(message.startswith("Resuming after step") for message in messages) == 2
 
 
+@pytest.mark.long
 def test_killed_ddp_run_takes_the_same_steps_as_zero(folder: Path, exact: Steps) -> None:
     with start(folder, "replicated", strategy="ddp", **EXACT) as process:
         wait_for_step(folder, "replicated", 8, process)
@@ -110,6 +112,7 @@ def test_killed_ddp_run_takes_the_same_steps_as_zero(folder: Path, exact: Steps)
     assert durable.read_json(folder / "replicated" / "model" / "verification.json")["passed"]
 
 
+@pytest.mark.long
 def test_paused_run_resumes_with_other_number_of_workers(folder: Path, whole: Steps) -> None:
     """Two workers, then one; `test_equality` also resumes with more."""
     with start(folder, "resized", num_workers=2) as process:
@@ -140,6 +143,7 @@ def test_consolidation_example_of_readme_works(folder: Path, whole: Steps) -> No
     assert (folder / "another-model" / "model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_finished_run_is_extended(folder: Path, whole: Steps) -> None:
     with start(folder, "whole", epochs=5) as process:
         assert finish(process) == 0
@@ -153,6 +157,7 @@ def test_finished_run_is_extended(folder: Path, whole: Steps) -> None:
     assert (folder / "whole" / f"model-step-{len(whole)}" / "model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_fine_tuned_model_can_be_fine_tuned(folder: Path, whole: Steps) -> None:
     with start(folder, "further", base_model="whole/model", epochs=1) as process:
         assert finish(process) == 0
@@ -163,6 +168,7 @@ def test_fine_tuned_model_can_be_fine_tuned(folder: Path, whole: Steps) -> None:
     assert first["loss"] < whole[0]["loss"] / 2, "training continues from the trained weights"
 
 
+@pytest.mark.long
 def test_training_stops_early_and_keeps_best_checkpoint(folder: Path) -> None:
     """With uninformative labels, more steps only fit noise."""
     settings: dict[str, Any] = {

@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE, wait_until
 from training.__main__ import PAUSED_STATUS
 from training.checkpoint.format import list_checkpoints
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 NUM_TOKENS = 800
 BESIDE = "beside"

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import Application
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SIZE_BYTES = 2_000_000_000
 MAX_API_BYTES = 300_000_000

@@ -15,7 +15,7 @@ from tests.process_tree import find_descendants, read_command
 from tests.stub_server import StubServer, refuse, serve_stub
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CHAT: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hello"}]
 

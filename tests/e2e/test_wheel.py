@@ -76,6 +76,7 @@ def build_clean_environment(folder: Path, wheel: Path) -> Path:
     return python
 
 
+@pytest.mark.long
 def test_wheel_serves_from_any_folder(wheel: Path, tmp_path: Path) -> None:
     python = build_clean_environment(tmp_path / "environment", wheel)
     folder = tmp_path / "somewhere"

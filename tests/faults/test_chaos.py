@@ -36,7 +36,7 @@ from tests.process_tree import read_command
 from tests.tiny_model import build_tiny_model
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 TIMEOUT_S = 240.0
 WHOLE = "the whole application"

@@ -123,6 +123,7 @@ def test_tensorboard_does_not_block_training_on_full_disk(small_disk: SmallDisk)
         small_disk.resize(ENOUGH_BYTES)  # to close the file
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_run_pauses_on_full_disk_and_resumes_with_free_space(
     small_disk: SmallDisk, whole: Steps
@@ -140,6 +141,7 @@ def test_run_pauses_on_full_disk_and_resumes_with_free_space(
     assert read_steps(folder, "full") == whole
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_run_without_space_for_checkpoints_is_rejected_at_start(
     small_disk: SmallDisk,

@@ -23,7 +23,7 @@ from tests.training_process import (
     write_inputs,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 NUM_LOSSES = max(2, NUM_KILLS)  # also a loss after a recovery
 SETTINGS = {
