@@ -7,12 +7,14 @@ epoch, with two workers, ZeRO-3 and one thread per worker, in separate processes
 
 ours             `python -m training`, the product's own command, including Ray Train and journal;
                  figures from its metrics.jsonl. Micro batches of at most 2,048 tokens per worker,
-                 including padding.
+                 including padding; `settings.layout` tells whether rows are padded or packed.
 raw              a bare torchrun loop over DeepSpeed's engine, with batches padded within our limit
 guide            the loop of Ray's guide to DeepSpeed with Ray Train, with the guide's batches
 trainer          transformers' Trainer with the same DeepSpeed configuration and its own defaults
 trainer_grouped  the same, with rows grouped by length
-trainer_sized    trainer_grouped with as many rows per batch as ours have on average
+trainer_sized    trainer_grouped with as many rows per batch as ours have on average, so with about
+                 as many steps
+trainer_limited  trainer_grouped with as many rows per batch as padded rows within our limit have
 
 The clock runs from the end of the third optimizer step to the end of the last. Tokens are those of
 prompts and answers without padding. The contenders run one after another, in a different order in
@@ -54,7 +56,7 @@ from benchmarks.workbench import (
 from system.threads import lower_process_priority
 from training.data.row_table import count_truncated
 
-TRAINERS = ("trainer", "trainer_grouped", "trainer_sized")
+TRAINERS = ("trainer", "trainer_grouped", "trainer_sized", "trainer_limited")
 PEERS = ("raw", "guide", *TRAINERS)
 _TIMEOUT_S = 3600.0
 
@@ -93,6 +95,7 @@ def main() -> int:
             **summary,
             "precision": options.precision,
             "adapter_rank": options.adapter,
+            "layout": benches[0].choose_layout(),
             "rounds": options.rounds,
             "blocks": options.blocks,
             "warmup_steps": NUM_WARMUP_STEPS,
@@ -176,7 +179,8 @@ def _call_peer(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
         "trainer": [*torchrun, "-m", "benchmarks.train_peers.trainer", bench.path, precision],
     }
     commands["trainer_grouped"] = [*commands["trainer"], "--grouped"]
-    commands["trainer_sized"] = [*commands["trainer"], "--grouped", "--sized"]
+    commands["trainer_sized"] = [*commands["trainer_grouped"], "--sized-as", "ours"]
+    commands["trainer_limited"] = [*commands["trainer_grouped"], "--sized-as", "padded"]
     log = bench.path / f"{name}.log"
     return call_contender(name, commands[name], make_environment(bench), log, _TIMEOUT_S)
 

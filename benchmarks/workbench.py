@@ -122,12 +122,16 @@ class Workbench:
         """Open the rows as tokens."""
         return RowTable(self.path / "data" / "train.arrow", TOKEN_LAYOUT)
 
+    def choose_layout(self) -> BatchLayout:
+        """Return the layout in which the product trains these rows."""
+        spec = self.read_spec()
+        device = torch.device("cuda" if spec.accelerator == "gpu" else "cpu")
+        return choose_layout(spec, device)
+
     def plan_epoch(self, layout: BatchLayout | None = None) -> EpochPlan:
         """Plan the batches of the first epoch, in the layout of the product unless it is given."""
         spec = self.read_spec()
-        device = torch.device("cuda" if spec.accelerator == "gpu" else "cpu")
-        layout = layout or choose_layout(spec, device)
-        plan = BatchPlan.from_spec(spec, layout, spec.num_workers)
+        plan = BatchPlan.from_spec(spec, layout or self.choose_layout(), spec.num_workers)
         return plan_epoch(self.open_tokens().lengths, plan, epoch=0)
 
 

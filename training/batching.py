@@ -212,12 +212,18 @@ def plan_window(
     is_whole = len(rows) == len(lengths)
     random = np.random.default_rng([plan.seed, epoch, *([] if is_whole else [number])])
     order = rows[random.permutation(len(rows))]
-    if plan.layout == "packed" and not _limits_rows(order, lengths, plan):
-        order, bounds = _pack(order, lengths, plan)
+    if plan.layout == "packed" and not _is_limited_by_rows(order, lengths, plan):
+        order, bounds = _pack_rows(order, lengths, plan)
     else:
         if plan.layout == "padded":
-            order = _sort_within_windows(order, lengths, plan)
+            num_rows = _count_window_rows(order, lengths, plan)
+            order = order[_sort_within_windows(lengths[order], num_rows)]
         bounds = _cut(order, lengths, plan)
+        if plan.layout == "packed":  # so that the micro batches of a round have similar tokens
+            cut = [order[begin:end] for begin, end in pairwise(bounds)]
+            sizes = np.array([lengths[batch].sum() for batch in cut], np.int64)
+            places = _sort_within_windows(sizes, _WINDOW_MICRO_BATCHES)
+            order, bounds = _join_micro_batches([cut[place] for place in places])
     own, bounds = _form_rounds(order, bounds, lengths, plan, random)
     return EpochPlan(own, bounds, plan.num_shares * plan.accumulation)
 
@@ -278,7 +284,7 @@ def _count_fitting(order: _Indices, lengths: Lengths, plan: BatchPlan) -> int:
     return max(1, plan.num_tokens // average)
 
 
-def _limits_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> bool:
+def _is_limited_by_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> bool:
     """Return whether many micro batches are full of rows before they are full of tokens.
 
     Best fit would put the longest rows together, and leave few tokens for the last micro batches.
@@ -288,21 +294,26 @@ def _limits_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> bool:
 
 def _count_window_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> int:
     """Count the rows that are sorted together."""
-    num_rows = _count_fitting(order, lengths, plan)
-    if plan.num_rows is not None:
-        num_rows = min(num_rows, plan.num_rows)
-    return num_rows * _WINDOW_MICRO_BATCHES
+    num_fitting = _count_fitting(order, lengths, plan)
+    return min(num_fitting, plan.num_rows or num_fitting) * _WINDOW_MICRO_BATCHES
 
 
-def _sort_within_windows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
-    window = np.arange(len(order)) // _count_window_rows(order, lengths, plan)
-    # Alternately ascending and descending, so that lengths are also similar across a border.
-    direction = np.where(window % 2, -1, 1)
-    ranks: _Indices = np.lexsort((lengths[order] * direction, window))
-    return order[ranks]
+def _sort_within_windows(sizes: Lengths | _Indices, num: int) -> _Indices:
+    """Return the places of `sizes` in which each window of `num` is sorted.
+
+    Alternately ascending and descending, so that sizes are also similar across a border.
+    """
+    window = np.arange(len(sizes)) // num
+    return np.asarray(np.lexsort((sizes * np.where(window % 2, -1, 1), window)))
 
 
-def _pack(order: _Indices, lengths: Lengths, plan: BatchPlan) -> tuple[_Indices, _Indices]:
+def _join_micro_batches(micro_batches: Sequence[_Indices]) -> tuple[_Indices, _Indices]:
+    """Return the rows of micro batches, and their bounds."""
+    rows = np.concatenate(micro_batches) if micro_batches else np.zeros(0, dtype=np.int64)
+    return rows, np.cumsum([0, *(len(batch) for batch in micro_batches)], dtype=np.int64)
+
+
+def _pack_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> tuple[_Indices, _Indices]:
     """Pack rows into micro batches by best fit; returns rows and the bounds of micro batches.
 
     Rows are packed in groups, the longest first. Each is added to the micro batch with the fewest
@@ -315,15 +326,14 @@ def _pack(order: _Indices, lengths: Lengths, plan: BatchPlan) -> tuple[_Indices,
     for start in range(0, len(order), size):
         group = np.concatenate([np.array(rest, np.int64), order[start : start + size]])
         group = group[np.argsort(-lengths[group], kind="stable")]
-        batches = _fit(group.tolist(), lengths[group].tolist(), plan)
+        batches = _fit_rows(group.tolist(), lengths[group].tolist(), plan)
         rest = batches.pop()
         packed += batches
     packed += [rest] if rest else []
-    bounds = np.cumsum([0, *(len(batch) for batch in packed)], dtype=np.int64)
-    return np.array([row for batch in packed for row in batch], np.int64), bounds
+    return _join_micro_batches([np.array(batch, np.int64) for batch in packed])
 
 
-def _fit(rows: Sequence[int], lengths: Sequence[int], plan: BatchPlan) -> list[list[int]]:
+def _fit_rows(rows: Sequence[int], lengths: Sequence[int], plan: BatchPlan) -> list[list[int]]:
     """Pack rows, the longest first, into micro batches; the last has the most free tokens."""
     batches: list[list[int]] = []
     free: list[int] = []  # tokens of each micro batch
@@ -375,20 +385,15 @@ def _form_rounds(
     rounds = [micro_batches[start : start + plan.num_shares] for start in starts]
     if rounds and len(rounds[-1]) < plan.num_shares:
         rounds[-1] = _split_into_shares(rounds[-1], lengths, plan)
-    shuffled = [batch for place in random.permutation(len(rounds)) for batch in rounds[place]]
-    rows = np.concatenate(shuffled) if shuffled else np.zeros(0, dtype=np.int64)
-    return rows, np.cumsum([0, *(len(batch) for batch in shuffled)], dtype=np.int64)
+    order_of_rounds = random.permutation(len(rounds))
+    return _join_micro_batches([batch for place in order_of_rounds for batch in rounds[place]])
 
 
 def _split_into_shares(rest: list[_Indices], lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
     """Split the rows of an incomplete round over all shares, or add empty micro batches."""
     rows = np.concatenate(rest)
     shares = [rows[share :: plan.num_shares] for share in range(plan.num_shares)]
-    if all(_fits(lengths[share], plan) for share in shares):
+    of_shares = [lengths[share] for share in shares]
+    if all(plan.admits(len(own), int(own.sum()), int(own.max(initial=0))) for own in of_shares):
         return shares
     return rest + [rows[:0]] * (plan.num_shares - len(rest))
-
-
-def _fits(lengths: Lengths, plan: BatchPlan) -> bool:
-    longest = int(lengths.max(initial=0))
-    return plan.admits(len(lengths), int(lengths.sum()), longest)

@@ -34,8 +34,8 @@ class RequestLog:
     """The outermost middleware: sets the id of a request, and logs the outcome.
 
     The audit line of a change is written before the response is sent. The id is that of the header
-    `x-request-id`, which Serve's proxy sets on every request and response; without Serve, this
-    middleware does so.
+    `x-request-id`, which Serve's proxy sets on every request and response, except for files that it
+    sends from its cache; without Serve, this middleware does so.
     """
 
     def __init__(self, app: ASGIApp, audit: AuditLog | None) -> None:

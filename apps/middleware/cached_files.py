@@ -1,4 +1,4 @@
-"""Cache, in memory of Serve's proxy, of files that never change and are the same for all visitors.
+"""Cache in Serve's proxy for files that never change and are the same for all visitors.
 
 The first visit of the page loads eighty files. Through the proxy and a replica, each of them takes
 a multiple of the processor time that it takes from this cache.
@@ -6,25 +6,31 @@ a multiple of the processor time that it takes from this cache.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FOREVER = "private, max-age=31536000, immutable"
-"""The cache control by which an application marks such files: their addresses name their content.
+_MARK = "x-same-for-all-visitors"
+CACHED_FILE_HEADERS = {"cache-control": FOREVER, _MARK: "1"}
+"""The headers by which an application marks such a file, whose address names its content.
 
-A sender with access to one marked file of an application has access to all of them.
+A sender with access to one marked file below the first segment of a path has access to all of them.
 """
 PERMISSION_AGE_S = 5.0
 MAX_CACHED_BYTES = 32 << 20
+MAX_FILE_BYTES = 8 << 20
 MAX_SENDERS = 1000
 _ENTRY_BYTES = 4096
 """Counted for the address, the headers and the objects of one response."""
+_PART_BYTES = 1 << 16
 _MAX_QUERY_BYTES = 100
 _CONDITIONS = ("range", "if-none-match", "if-modified-since")
 _ENCODINGS = ("gzip", "br")
-_ABOUT_CONTENT = frozenset(
+_NOT_IDENTIFYING = frozenset(
     {
         b"accept",
         b"accept-encoding",
@@ -38,64 +44,123 @@ _ABOUT_CONTENT = frozenset(
     }
 )
 """Headers that no access control considers. All others identify the sender."""
-_Key = tuple[str, bytes, tuple[bool, ...]]
+_CacheKey = tuple[str, bytes, tuple[bool, ...]]
+
+
+@dataclass
+class _File:
+    """A marked response. `is_kept`: its content is collected, not only its digest."""
+
+    start: Message
+    is_kept: bool
+    body: bytearray = field(default_factory=bytearray)
+    num_bytes: int = 0
+    digest: Any = field(default_factory=sha256)
+
+    def add(self, part: bytes) -> None:
+        """Add the next part of the content."""
+        self.num_bytes += len(part)
+        self.digest.update(part)
+        if self.num_bytes > MAX_FILE_BYTES:
+            self.is_kept = False
+            self.body.clear()
+        if self.is_kept:
+            self.body += part
+
+    def is_complete(self) -> bool:
+        """Whether the content is as long as the headers promise, if they do."""
+        length = Headers(raw=self.start["headers"]).get("content-length")
+        return length in (None, str(self.num_bytes))
+
+    def equals(self, other: "_File") -> bool:
+        """Whether headers and content are the same."""
+        digests = [one.digest.digest() for one in (self, other)]
+        return self.start == other.start and digests[0] == digests[1]
 
 
 class CachedFiles:
     """Middleware that sends a cached file, or forwards the request and caches the response.
 
     The application decides who may read its files. A cached file is only sent to a sender who has
-    received one from the application within `PERMISSION_AGE_S`. Responses marked by `FOREVER` are
-    cached, by address and accepted encodings. Before they exceed `MAX_CACHED_BYTES`, all are
-    dropped.
+    received one from the application within `PERMISSION_AGE_S`. Responses with
+    `CACHED_FILE_HEADERS` are cached, by address and accepted encodings. Before they exceed
+    `MAX_CACHED_BYTES`, all are dropped. A file is dropped when the application sends another one.
     """
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
         self.app = app
         self._clock = clock
-        self._cached: dict[_Key, tuple[Message, bytes]] = {}
+        self._cached: dict[_CacheKey, _File] = {}
         self._num_bytes = 0
+        self._collected: set[_CacheKey] = set()
         self._permitted_until: dict[bytes, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        key = _find_key(scope)
+        key = _find_cache_key(scope)
         if key is None:
             await self.app(scope, receive, send)
             return
         sender = _identify_sender(scope)
         is_permitted = self._permitted_until.get(sender, 0.0) > self._clock()
         if is_permitted and key in self._cached:
-            start, body = self._cached[key]
-            await send(_copy(start))
-            await send({"type": "http.response.body", "body": body})
+            await _send_file(self._cached[key], send)
         else:
             await self._forward(key, sender, scope, receive, send)
 
     async def _forward(
-        self, key: _Key, sender: bytes, scope: Scope, receive: Receive, send: Send
+        self, key: _CacheKey, sender: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Forward a request; if the response is such a file, cache it and permit the sender."""
-        start: Message | None = None
-        parts: list[bytes] = []
+        is_first = key not in self._cached and key not in self._collected
+        file: _File | None = None
 
         async def send_copied(message: Message) -> None:
-            nonlocal start
+            nonlocal file
             if message["type"] == "http.response.start":
-                start = _copy(message) if _is_shared(message) else None
-                if start is not None:
+                file = self._begin(message, is_first) if _is_marked(message) else None
+                if file is not None:
                     self._permit(sender)
                 elif message["status"] in (401, 403):
                     self._permitted_until.pop(sender, None)
             elif message["type"] != "http.response.body":
-                start = None  # an extension of the server, which sends the content itself
-            elif start is not None:
-                parts.append(message.get("body", b""))
+                file = None  # an extension of the server, which sends the content itself
+            elif file is not None:
+                file.add(message.get("body", b""))
                 if not message.get("more_body"):
-                    self._store(key, start, b"".join(parts))
+                    self._end(key, file)
             await send(message)
 
-        await self.app(scope, receive, send_copied)
+        if is_first:
+            self._collected.add(key)
+        try:
+            await self.app(scope, receive, send_copied)
+        finally:
+            if is_first:
+                self._collected.discard(key)
+
+    def _begin(self, start: Message, is_first: bool) -> _File:
+        copied = _copy_start(start)
+        del MutableHeaders(scope=copied)["x-request-id"]
+        return _File(copied, is_kept=is_first)
+
+    def _end(self, key: _CacheKey, file: _File) -> None:
+        """Cache a file that was forwarded, or drop the cached one if the new one is another."""
+        cached = self._cached.get(key)
+        if cached is None:
+            if file.is_kept and file.is_complete():
+                self._store(key, file)
+        elif not file.equals(cached):
+            del self._cached[key]
+            self._num_bytes -= _count_bytes(cached)
+
+    def _store(self, key: _CacheKey, file: _File) -> None:
+        num_bytes = _count_bytes(file)
+        if self._num_bytes + num_bytes > MAX_CACHED_BYTES:
+            self._cached.clear()
+            self._num_bytes = 0
+        self._cached[key] = file
+        self._num_bytes += num_bytes
 
     def _permit(self, sender: bytes) -> None:
         self._permitted_until.pop(sender, None)  # the new entry is the last one
@@ -103,20 +168,18 @@ class CachedFiles:
         if len(self._permitted_until) > MAX_SENDERS:
             del self._permitted_until[next(iter(self._permitted_until))]
 
-    def _store(self, key: _Key, start: Message, body: bytes) -> None:
-        num_bytes = _ENTRY_BYTES + len(body)
-        if num_bytes > MAX_CACHED_BYTES or key in self._cached:
-            return
-        if self._num_bytes + num_bytes > MAX_CACHED_BYTES:
-            self._cached.clear()
-            self._num_bytes = 0
-        del MutableHeaders(scope=start)["x-request-id"]
-        self._cached[key] = start, body
-        self._num_bytes += num_bytes
+
+async def _send_file(file: _File, send: Send) -> None:
+    """Send a cached file in parts, each after the client has received most of the last one."""
+    await send(_copy_start(file.start))
+    for begin in range(0, file.num_bytes, _PART_BYTES):
+        part = bytes(file.body[begin : begin + _PART_BYTES])
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
-def _find_key(scope: Scope) -> _Key | None:
-    """Return what the response to a request depends on; None if such a response is not cached."""
+def _find_cache_key(scope: Scope) -> _CacheKey | None:
+    """Return the cache key of a request; None if its response is never cached."""
     if scope["type"] != "http" or scope["method"] != "GET":
         return None
     headers = Headers(scope=scope)
@@ -129,19 +192,22 @@ def _find_key(scope: Scope) -> _Key | None:
 
 def _identify_sender(scope: Scope) -> bytes:
     """Return a digest of the application and of all that its access control may consider."""
-    headers = [pair for pair in scope["headers"] if pair[0] not in _ABOUT_CONTENT]
+    headers = [pair for pair in scope["headers"] if pair[0] not in _NOT_IDENTIFYING]
     application = scope["path"].split("/")[1:2]
     host = (scope.get("client") or (None,))[0]
     considered = (application, host, scope.get("http_version"), scope.get("scheme"), headers)
     return sha256(repr(considered).encode()).digest()
 
 
-def _is_shared(start: Message) -> bool:
+def _is_marked(start: Message) -> bool:
     headers = Headers(raw=start["headers"])
-    is_marked = start["status"] == 200 and headers.get("cache-control") == FOREVER
-    return is_marked and "set-cookie" not in headers
+    return start["status"] == 200 and _MARK in headers and "set-cookie" not in headers
 
 
-def _copy(start: Message) -> Message:
+def _count_bytes(file: _File) -> int:
+    return _ENTRY_BYTES + file.num_bytes
+
+
+def _copy_start(start: Message) -> Message:
     """Copy the start of a response, whose headers the middleware outside of this changes."""
     return {**start, "headers": list(start["headers"])}

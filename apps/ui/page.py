@@ -117,7 +117,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
     with build_without_apps():
         blocks = build_blocks(client, uploads)
     _add_routes(app, client)
-    app.add_middleware(PageFrame)
+    app.add_middleware(PageFrame, blocks=blocks)
     app.add_middleware(
         GZipMiddleware,
         minimum_size=MIN_COMPRESSED_BYTES,

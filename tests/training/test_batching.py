@@ -203,6 +203,18 @@ def test_row_limit_does_not_add_packed_micro_batches(num_rows: int) -> None:
     assert counts[0] <= min(counts)
 
 
+@pytest.mark.parametrize("num_rows", [None, 4, 8])
+def test_workers_have_similar_numbers_of_tokens_in_packed_rounds(num_rows: int | None) -> None:
+    lengths = make_lengths(2000, longest=60)
+    plan = replace(PLAN, layout="packed", num_rows=num_rows)
+    rounds = [
+        [int(lengths[list(rows)].sum()) for rows in step.micro_batches]
+        for step in plan_epoch(lengths, plan, 0)
+    ]
+    waits = [max(of) / np.mean(of) for of in rounds]
+    assert np.mean(waits) < 1.03
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_row_longer_than_micro_batch_is_rejected(layout: BatchLayout) -> None:
     with pytest.raises(
@@ -232,9 +244,12 @@ def test_number_of_steps_is_limited_by_epochs_and_max_steps() -> None:
     assert count_steps(LENGTHS, PLAN, 1000, 5) == 5  # without planning 1000 epochs
 
 
-def test_no_rows_produce_no_steps() -> None:
-    assert len(plan_epoch(np.zeros(0, dtype=np.int32), PLAN, 0)) == 0
-    assert list(plan_evaluation(np.zeros(0, dtype=np.int32), PLAN)) == []
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("num_rows", [None, 3])
+def test_no_rows_produce_no_steps(layout: BatchLayout, num_rows: int | None) -> None:
+    plan = replace(PLAN, layout=layout, num_rows=num_rows)
+    assert len(plan_epoch(np.zeros(0, dtype=np.int32), plan, 0)) == 0
+    assert list(plan_evaluation(np.zeros(0, dtype=np.int32), plan)) == []
 
 
 def test_step_is_accessible_by_index() -> None:

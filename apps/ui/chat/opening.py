@@ -35,9 +35,9 @@ class Opening:
             self._is_over.set()
 
     async def wait(self) -> Opened | None:
-        """Return what the page was filled with, once it is.
+        """Wait until the page is filled, and return what it was filled with.
 
-        Returns None if it could not be filled, or is not in `PATIENCE_S`.
+        Returns None if it could not be filled, or if that takes longer than `PATIENCE_S`.
         """
         try:
             async with asyncio.timeout(PATIENCE_S):

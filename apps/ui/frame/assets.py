@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 
-from apps.middleware.cached_files import FOREVER
+from apps.middleware.cached_files import CACHED_FILE_HEADERS
 
 ASSETS = Path(__file__).parent.parent / "assets"
 LANGUAGES = ASSETS / "languages"
@@ -45,5 +45,6 @@ def send_asset(name: str, version: str | None = None) -> Response:
     path = _find_asset(name)
     if path is None:
         return PlainTextResponse("not found", 404)
-    caching = FOREVER if version == _hash_asset(name) else "no-cache"
-    return FileResponse(path, headers={"cache-control": caching})
+    is_named = version == _hash_asset(name)
+    headers = CACHED_FILE_HEADERS if is_named else {"cache-control": "no-cache"}
+    return FileResponse(path, headers=headers)

@@ -2,10 +2,11 @@
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
+from gradio import Blocks
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.middleware.cached_files import FOREVER
+from apps.middleware.cached_files import CACHED_FILE_HEADERS
 from apps.ui.frame.document import complete_document, render_document
 from apps.ui.protection.routes import find_route
 
@@ -24,26 +25,28 @@ class PageFrame:
     asking again.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, blocks: Blocks) -> None:
         self.app = app
+        self._blocks = blocks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request, and complete its response."""
         route = find_route(scope) if scope["type"] == "http" else ""
         if not route:
             await self.app(scope, receive, send)
-        elif _is_named_by_content(scope, route):
+        elif self._is_named_by_content(scope, route):
             await self.app(scope, receive, _let_keep(send))
         elif route.count("/") == 1:
             await _Document(send, route.strip("/")).complete(self.app, scope, receive)
         else:
             await self.app(scope, receive, send)
 
-
-def _is_named_by_content(scope: Scope, route: str) -> bool:
-    """Return whether a file of Gradio has another address when its content is another."""
-    is_versioned = scope.get("query_string", b"").startswith(b"v=")
-    return route.startswith("/assets/") or (route == "/theme.css" and is_versioned)
+    def _is_named_by_content(self, scope: Scope, route: str) -> bool:
+        """Return whether a file of Gradio has another address when its content is another."""
+        query = scope.get("query_string", b"").decode("latin-1")
+        if route == "/theme.css":
+            return bool(query == f"v={self._blocks.theme_hash}")
+        return route.startswith("/assets/") and not query
 
 
 def _let_keep(send: Send) -> Send:
@@ -51,7 +54,7 @@ def _let_keep(send: Send) -> Send:
 
     async def send_kept(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] in (200, 304):
-            MutableHeaders(scope=message)["cache-control"] = FOREVER
+            MutableHeaders(scope=message).update(CACHED_FILE_HEADERS)
         await send(message)
 
     return send_kept

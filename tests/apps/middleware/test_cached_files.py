@@ -1,5 +1,6 @@
 """Files of the page that are cached in memory: which ones, for whom, and how many."""
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
@@ -7,11 +8,15 @@ from httpx import ASGITransport, AsyncClient, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware import cached_files
-from apps.middleware.cached_files import FOREVER, PERMISSION_AGE_S, CachedFiles
+from apps.middleware.cached_files import (
+    CACHED_FILE_HEADERS,
+    FOREVER,
+    PERMISSION_AGE_S,
+    CachedFiles,
+)
 
 pytestmark = pytest.mark.anyio
 
-IMMUTABLE = {"cache-control": FOREVER}
 GZIP = {"accept-encoding": "gzip"}
 PLAIN = {"accept-encoding": "identity"}
 
@@ -45,7 +50,7 @@ async def get(
 
 
 async def test_immutable_file_is_requested_once_for_each_address_and_encoding() -> None:
-    origin = Origin({**IMMUTABLE, "x-mark": "1"})
+    origin = Origin({**CACHED_FILE_HEADERS, "x-mark": "1"})
     app = CachedFiles(origin)
     first, second = await get(app), await get(app)
     assert (first.text, second.text) == ("file 1", "file 1")
@@ -57,7 +62,13 @@ async def test_immutable_file_is_requested_once_for_each_address_and_encoding() 
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"), [({}, 200), ({"cache-control": "no-cache"}, 200), (IMMUTABLE, 206)]
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"cache-control": FOREVER}, 200),  # of another application: for one user
+        (CACHED_FILE_HEADERS, 206),
+        ({**CACHED_FILE_HEADERS, "content-length": "9"}, 200),  # it ended early
+    ],
 )
 async def test_other_responses_are_not_cached(headers: Mapping[str, str], status: int) -> None:
     app = CachedFiles(Origin(headers, status))
@@ -76,7 +87,7 @@ async def test_other_responses_are_not_cached(headers: Mapping[str, str], status
 async def test_other_requests_are_forwarded(
     method: str, headers: Mapping[str, str], query: str
 ) -> None:
-    origin = Origin(IMMUTABLE)
+    origin = Origin(CACHED_FILE_HEADERS)
     app = CachedFiles(origin)
     await get(app)
     for _ in range(2):
@@ -88,13 +99,51 @@ async def test_cached_files_are_dropped_before_they_exceed_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cached_files, "MAX_CACHED_BYTES", 2 * (4096 + len("file 1")))
-    origin = Origin(IMMUTABLE)
+    origin = Origin(CACHED_FILE_HEADERS)
     app = CachedFiles(origin)
     for name in "ab":
         await get(app, f"/assets/{name}.js")
     assert (await get(app, "/assets/a.js")).text == "file 1"
     await get(app, "/assets/c.js")
     assert (await get(app, "/assets/a.js")).text == "file 4"
+
+
+async def test_file_is_replaced_when_the_application_sends_another() -> None:
+    origin, now = Origin(CACHED_FILE_HEADERS), 100.0
+    app = CachedFiles(origin, lambda: now)
+    assert [(await get(app)).text for _ in range(2)] == ["file 1", "file 1"]
+    now += PERMISSION_AGE_S
+    assert [(await get(app)).text for _ in range(3)] == ["file 2", "file 3", "file 3"]
+
+
+async def test_large_file_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_files, "MAX_FILE_BYTES", len("file"))
+    app = CachedFiles(Origin(CACHED_FILE_HEADERS))
+    assert [(await get(app)).text for _ in range(2)] == ["file 1", "file 2"]
+
+
+async def test_only_one_of_concurrent_responses_is_collected() -> None:
+    """So memory does not grow with the number of clients that read slowly."""
+    is_read, guard = asyncio.Event(), Guard()
+
+    async def send_slowly(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_when_read(message: Message) -> None:
+            await send(message)
+            if (b"user-agent", b"slow") in scope["headers"]:
+                await is_read.wait()
+
+        await guard(scope, receive, send_when_read)
+
+    app, with_key = CachedFiles(send_slowly), {**GZIP, "authorization": "key"}
+    slow = asyncio.create_task(get(app, headers={**with_key, "user-agent": "slow"}))
+    await asyncio.sleep(0.01)
+    for num_requests in (2, 3):
+        await get(app, headers=with_key)
+        assert guard.num_requests == num_requests
+    is_read.set()
+    await slow
+    await get(app, headers=with_key)
+    assert guard.num_requests == 3
 
 
 class Guard:
@@ -107,9 +156,13 @@ class Guard:
         """Answer 200 with a file, or 401."""
         self.num_requests += 1
         is_permitted = (b"authorization", b"key") in scope["headers"]
-        status, caching = (200, FOREVER.encode()) if is_permitted else (401, b"no-store")
-        headers = [(b"cache-control", caching), (b"x-request-id", b"%d" % self.num_requests)]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+        headers = {**CACHED_FILE_HEADERS, "x-request-id": str(self.num_requests)}
+        start = {
+            "type": "http.response.start",
+            "status": 200 if is_permitted else 401,
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+        await send(start)
         await send({"type": "http.response.body", "body": b"file"})
 
 
@@ -204,13 +257,13 @@ async def test_cached_file_has_no_id_of_another_request() -> None:
 
 
 async def test_response_that_sets_cookie_is_not_cached() -> None:
-    app = CachedFiles(Origin({**IMMUTABLE, "set-cookie": "a=b"}))
+    app = CachedFiles(Origin({**CACHED_FILE_HEADERS, "set-cookie": "a=b"}))
     assert [(await get(app)).text for _ in range(2)] == ["file 1", "file 2"]
 
 
 async def test_content_that_the_server_reads_itself_is_not_cached() -> None:
     async def send_path(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in IMMUTABLE.items()]
+        headers = [(name.encode(), value.encode()) for name, value in CACHED_FILE_HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.pathsend", "path": "/a.js"})
 
@@ -230,7 +283,7 @@ async def test_content_that_the_server_reads_itself_is_not_cached() -> None:
 
 
 async def test_headers_that_a_guard_adds_are_not_cached() -> None:
-    cached = CachedFiles(Origin(IMMUTABLE))
+    cached = CachedFiles(Origin(CACHED_FILE_HEADERS))
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_marked(message: Message) -> None:
