@@ -1,8 +1,8 @@
 """Ray's workers as forks of a process that has imported what training needs, for faster tests.
 
-The workers of `python -m training` import torch, transformers and DeepSpeed: a third of the
-processor time that a short run takes. Here `worker_launcher.py` starts them, which has this server
-fork them. Tests of lost workers, of own loops and of the application start workers as users do.
+The workers of a training import torch, transformers and DeepSpeed: a third of the processor time
+that a short one takes. In tests `worker_launcher.py` starts them, which has this server fork them.
+Tests of lost workers and in `tests/faults/` start them as users do.
 """
 
 import atexit
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -70,11 +71,18 @@ def _fork_for_launchers(listener: socket.socket, server: ForkServer) -> None:
 
 @pytest.fixture(scope="module")
 def forked_workers(worker_server: str) -> Iterator[None]:
-    """Fork the workers of all runs of `python -m training` in a module of tests."""
+    """Fork the workers of all trainings in a module of tests."""
+    with fork_workers(worker_server):
+        yield
+
+
+@contextmanager
+def fork_workers(address: str) -> Iterator[None]:
+    """Fork the workers of all trainings of the processes that are started meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         patch.setenv("PYTHONPATH", path)
-        patch.setenv(SOCKET_VARIABLE, worker_server)
+        patch.setenv(SOCKET_VARIABLE, address)
         patch.setenv("RAY_RUNTIME_ENV_HOOK", f"{worker_launcher.__name__}.choose_executable")
         yield
 

@@ -12,17 +12,14 @@ from typing import Any
 
 SOCKET_VARIABLE = "TEST_WORKER_SOCKET"
 LENGTH_BYTES = 4
-_DRIVER = "training.__main__"
+_DRIVERS = {"training.__main__", "apps.fine_tuning.cluster.job_main"}
 
 
 def choose_executable(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Let this launcher start all workers of a cluster that `python -m training` has started.
-
-    Ray calls it in each driver (`RAY_RUNTIME_ENV_HOOK`).
-    """
+    """Let this launcher start all workers of a training; Ray calls it (`RAY_RUNTIME_ENV_HOOK`)."""
     main: Any = sys.modules["__main__"]
     address = os.environ.get(SOCKET_VARIABLE)
-    if address is None or main.__spec__ is None or main.__spec__.name != _DRIVER:
+    if address is None or main.__spec__ is None or main.__spec__.name not in _DRIVERS:
         return runtime_env
     launcher = f"{sys.executable} -S -E {os.path.abspath(__file__)} {address}"
     return {**(runtime_env or {}), "py_executable": launcher}

@@ -16,6 +16,7 @@ from playwright.sync_api import expect
 from apps.server.server_process import build_command, build_environment, stop_server
 from benchmarks.application import find_free_port, write_deploy_file
 from tests.e2e.stub_slot import address, page_of_slot, sample_address, stub, stub_slot
+from tests.forked_workers import fork_workers
 from tests.waiting import PATIENCE, wait_until
 
 __all__ = ["address", "page_of_slot", "sample_address", "stub", "stub_slot"]
@@ -107,11 +108,14 @@ def ray_folder() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+def application(
+    tmp_path_factory: pytest.TempPathFactory, worker_server: str
+) -> Iterator[Application]:
     folder = tmp_path_factory.mktemp("application")
     port = find_free_port()
     deploy = write_deploy_file(ROOT / "deploy.yaml", folder, port, allowed_loops=[ALLOWED_LOOP])
-    running = start_application(deploy, folder, port)
+    with fork_workers(worker_server):
+        running = start_application(deploy, folder, port)
     yield running
     running.stop()
 

@@ -18,13 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from storage import durable
 from tests.e2e.conftest import ROOT, Application
-from tests.faults.processes import (
-    find_by_command,
-    find_replica,
-    list_processes,
-)
+from tests.faults.processes import find_replica, list_processes
 from tests.faults.stored_kinds import find_unknown_files
-from tests.process_tree import read_command
+from tests.process_tree import list_forked_workers, read_command
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -65,12 +61,13 @@ def find_run_processes(application: Application, job_id: str) -> list[psutil.Pro
     """Return every process of a run: its driver, and Ray Train's workers and controller.
 
     Another cluster may be training on this machine. A driver names its job, and outlives the queue
-    that started it; the others are processes of the application.
+    that started it; the others are processes of the application, or forked for it.
     """
     drivers = [process for process in psutil.process_iter() if job_id in read_command(process)]
-    workers = find_by_command("RayTrainWorker")(application)
-    controllers = find_by_command("TrainController")(application)
-    return list({*drivers, *workers, *controllers})
+    others = [*list_processes(application), *list_forked_workers()]
+    names = ("RayTrainWorker", "TrainController")
+    workers = [one for one in others if any(name in read_command(one) for name in names)]
+    return list({*drivers, *workers})
 
 
 def kill_run_process(application: Application, job_id: str, name: str) -> None:
