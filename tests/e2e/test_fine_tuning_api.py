@@ -279,6 +279,7 @@ def test_extended_job_takes_the_steps_of_a_longer_one(
     assert [end["model_id"] for end in lineage["extends"]] == [model_before]
 
 
+@pytest.mark.long
 def test_dpo_job_prefers_better_answers(client: openai.OpenAI) -> None:
     files = {}
     for name in ("train", "heldout"):

@@ -29,6 +29,7 @@ from tests.training_process import (
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.trains,
+    pytest.mark.long,
     pytest.mark.usefixtures("forked_workers"),
 ]
 
