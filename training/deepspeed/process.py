@@ -34,14 +34,15 @@ def prepare_deepspeed(device: torch.device) -> None:
 def _import_muon_uncompiled() -> None:
     """Import DeepSpeed's optimizer Muon without the compiler that its functions are prepared for.
 
-    Every engine imports it, whatever its optimizer is, and the compiler takes 2 s to import.
+    Every engine imports it, whatever its optimizer is, and the compiler takes 2 s to import. Its
+    functions stay uncompiled in this process.
     """
     from deepspeed.runtime import compiler
 
-    def keep(*_: Any, **__: Any) -> Any:
+    def leave_uncompiled(*_: Any, **__: Any) -> Any:
         return lambda function: function
 
-    compile_functions, compiler.compile = compiler.compile, keep
+    compile_functions, compiler.compile = compiler.compile, leave_uncompiled
     try:
         import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 - for its side effect
     finally:

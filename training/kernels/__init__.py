@@ -1,1 +1,1 @@
-"""Parts of a model's passes that take fewer operations here than in the libraries."""
+"""Parts of a model's passes that are computed faster or more exactly than by the libraries."""

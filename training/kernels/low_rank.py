@@ -23,7 +23,7 @@ def fuse_products(model: torch.nn.Module) -> None:
 
     for layer in model.modules():
         if type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear:
-            layer.forward = partial(_compute, layer, layer.forward)
+            layer.forward = partial(_compute_layer, layer, layer.forward)
 
 
 def multiply_adapted(
@@ -72,16 +72,16 @@ class _AdaptedProduct(torch.autograd.Function):
         """Return the gradients: with g = s dY B, dA = gᵀ x, dB = s dYᵀ x Aᵀ and dx = dY W + g A."""
         inputs, weight, a, b, low = ctx.saved_tensors
         (gradient,) = gradients
-        of_low = (gradient @ b).mul_(ctx.scale)
-        of_a = of_low.t() @ inputs
-        of_b = (gradient.t() @ low).mul_(ctx.scale)
-        of_inputs = None
+        low_gradient = (gradient @ b).mul_(ctx.scale)
+        a_gradient = low_gradient.t() @ inputs
+        b_gradient = (gradient.t() @ low).mul_(ctx.scale)
+        input_gradient = None
         if ctx.needs_input_grad[0]:
-            of_inputs = (gradient @ weight).addmm_(of_low, a)
-        return of_inputs, None, None, of_a, of_b, None
+            input_gradient = (gradient @ weight).addmm_(low_gradient, a)
+        return input_gradient, None, None, a_gradient, b_gradient, None
 
 
-def _compute(
+def _compute_layer(
     layer: Any,
     compute_by_parts: Callable[..., torch.Tensor],
     inputs: torch.Tensor,
