@@ -2,7 +2,7 @@
 
 The workers of a training import torch, transformers and DeepSpeed: a third of the processor time
 that a short one takes. In tests `worker_launcher.py` starts them, which has this server fork them.
-Tests of lost workers and in `tests/faults/` start them as users do.
+`tests/e2e/test_recovery.py` and `tests/faults/`, among others, start them as users do.
 """
 
 import atexit

@@ -393,7 +393,7 @@ def _split_into_shares(rest: list[_Indices], lengths: Lengths, plan: BatchPlan) 
     """Split the rows of an incomplete round over all shares, or add empty micro batches."""
     rows = np.concatenate(rest)
     shares = [rows[share :: plan.num_shares] for share in range(plan.num_shares)]
-    of_shares = [lengths[share] for share in shares]
-    if all(plan.admits(len(own), int(own.sum()), int(own.max(initial=0))) for own in of_shares):
+    tokens = [lengths[share] for share in shares]
+    if all(plan.admits(len(row), int(row.sum()), int(row.max(initial=0))) for row in tokens):
         return shares
     return rest + [rows[:0]] * (plan.num_shares - len(rest))

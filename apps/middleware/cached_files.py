@@ -84,7 +84,7 @@ class CachedFiles:
     The application decides who may read its files. A cached file is only sent to a sender who has
     received one from the application within `PERMISSION_AGE_S`. Responses with
     `CACHED_FILE_HEADERS` are cached, by address and accepted encodings. Before they exceed
-    `MAX_CACHED_BYTES`, all are dropped. A file is dropped when the application sends another one.
+    `MAX_CACHED_BYTES`, all are dropped. One is dropped when the application sends something else.
     """
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,7 +92,7 @@ class CachedFiles:
         self._clock = clock
         self._cached: dict[_CacheKey, _File] = {}
         self._num_bytes = 0
-        self._collected: set[_CacheKey] = set()
+        self._collecting: set[_CacheKey] = set()
         self._permitted_until: dict[bytes, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +112,7 @@ class CachedFiles:
         self, key: _CacheKey, sender: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Forward a request; if the response is such a file, cache it and permit the sender."""
-        is_first = key not in self._cached and key not in self._collected
+        is_first = key not in self._cached and key not in self._collecting
         file: _File | None = None
 
         async def send_copied(message: Message) -> None:
@@ -123,6 +123,8 @@ class CachedFiles:
                     self._permit(sender)
                 elif message["status"] in (401, 403):
                     self._permitted_until.pop(sender, None)
+                elif message["status"] < 500:
+                    self._drop(key)
             elif message["type"] != "http.response.body":
                 file = None  # an extension of the server, which sends the content itself
             elif file is not None:
@@ -132,12 +134,12 @@ class CachedFiles:
             await send(message)
 
         if is_first:
-            self._collected.add(key)
+            self._collecting.add(key)
         try:
             await self.app(scope, receive, send_copied)
         finally:
             if is_first:
-                self._collected.discard(key)
+                self._collecting.discard(key)
 
     def _begin(self, start: Message, is_first: bool) -> _File:
         copied = _copy_start(start)
@@ -151,8 +153,12 @@ class CachedFiles:
             if file.is_kept and file.is_complete():
                 self._store(key, file)
         elif not file.equals(cached):
-            del self._cached[key]
-            self._num_bytes -= _count_bytes(cached)
+            self._drop(key)
+
+    def _drop(self, key: _CacheKey) -> None:
+        """Drop a file that is not what the application sends now."""
+        file = self._cached.pop(key, None)
+        self._num_bytes -= 0 if file is None else _count_bytes(file)
 
     def _store(self, key: _CacheKey, file: _File) -> None:
         num_bytes = _count_bytes(file)

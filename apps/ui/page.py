@@ -156,8 +156,8 @@ def _add_routes(app: FastAPI, client: ApiClient) -> None:
         return RedirectResponse(f"../{page}")
 
     @app.get("/page-assets/{name}")
-    async def send_file(name: str, v: str | None = None) -> Response:
-        return send_asset(name, v)
+    async def send_file(name: str, request: Request) -> Response:
+        return send_asset(name, request.url.query)
 
     add_download(app, client)
     add_row_download(app, client)

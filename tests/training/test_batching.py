@@ -211,7 +211,7 @@ def test_workers_have_similar_numbers_of_tokens_in_packed_rounds(num_rows: int |
         [int(lengths[list(rows)].sum()) for rows in step.micro_batches]
         for step in plan_epoch(lengths, plan, 0)
     ]
-    waits = [max(of) / np.mean(of) for of in rounds]
+    waits = [max(tokens) / np.mean(tokens) for tokens in rounds]
     assert np.mean(waits) < 1.03
 
 

@@ -40,11 +40,11 @@ def list_page_styles() -> list[Path]:
     return [path for path in sorted(ASSETS.glob("*.css")) if path.name != FRAME_STYLE]
 
 
-def send_asset(name: str, version: str | None = None) -> Response:
-    """Answer with a file in `assets`, or 404; browsers keep it if they asked for its version."""
+def send_asset(name: str, query: str = "") -> Response:
+    """Answer with a file in `assets`, or 404; browsers keep it if the query is its version."""
     path = _find_asset(name)
     if path is None:
         return PlainTextResponse("not found", 404)
-    is_named = version == _hash_asset(name)
-    headers = CACHED_FILE_HEADERS if is_named else {"cache-control": "no-cache"}
+    is_current = query == f"v={_hash_asset(name)}"
+    headers = CACHED_FILE_HEADERS if is_current else {"cache-control": "no-cache"}
     return FileResponse(path, headers=headers)

@@ -116,6 +116,56 @@ async def test_file_is_replaced_when_the_application_sends_another() -> None:
     assert [(await get(app)).text for _ in range(3)] == ["file 2", "file 3", "file 3"]
 
 
+@pytest.mark.parametrize("headers", [{}, {"cache-control": "no-cache"}])
+async def test_file_is_dropped_when_the_application_withdraws_it(
+    headers: Mapping[str, str],
+) -> None:
+    marked, other, now = Origin(CACHED_FILE_HEADERS), Origin(headers, 404), 100.0
+    origin: ASGIApp = marked
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await origin(scope, receive, send)
+
+    app = CachedFiles(application, lambda: now)
+    await get(app)
+    now += PERMISSION_AGE_S
+    origin = other
+    assert (await get(app)).status_code == 404
+    await get(app, "/assets/b.js")
+    assert (await get(app)).status_code == 404
+
+
+async def test_cached_file_is_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_files, "_PART_BYTES", 4)
+    app = CachedFiles(Origin(CACHED_FILE_HEADERS))
+    assert (await get(app)).text == "file 1"
+    parts: list[Message] = []
+
+    async def count(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_counted(message: Message) -> None:
+            parts.append(message)
+            await send(message)
+
+        await app(scope, receive, send_counted)
+
+    assert (await get(count)).text == "file 1"
+    assert [part["body"] for part in parts[1:]] == [b"file", b" 1", b""]
+
+
+async def test_address_is_cached_after_a_request_that_failed() -> None:
+    origin, failures = Origin(CACHED_FILE_HEADERS), [ConnectionError("lost")]
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if failures:
+            raise failures.pop()
+        await origin(scope, receive, send)
+
+    app = CachedFiles(application)
+    with pytest.raises(ConnectionError):
+        await get(app)
+    assert [(await get(app)).text for _ in range(2)] == ["file 1", "file 1"]
+
+
 async def test_large_file_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached_files, "MAX_FILE_BYTES", len("file"))
     app = CachedFiles(Origin(CACHED_FILE_HEADERS))
@@ -124,19 +174,20 @@ async def test_large_file_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_only_one_of_concurrent_responses_is_collected() -> None:
     """So memory does not grow with the number of clients that read slowly."""
-    is_read, guard = asyncio.Event(), Guard()
+    is_sent, is_read, guard = asyncio.Event(), asyncio.Event(), Guard()
 
     async def send_slowly(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_when_read(message: Message) -> None:
             await send(message)
             if (b"user-agent", b"slow") in scope["headers"]:
+                is_sent.set()
                 await is_read.wait()
 
         await guard(scope, receive, send_when_read)
 
     app, with_key = CachedFiles(send_slowly), {**GZIP, "authorization": "key"}
     slow = asyncio.create_task(get(app, headers={**with_key, "user-agent": "slow"}))
-    await asyncio.sleep(0.01)
+    await is_sent.wait()
     for num_requests in (2, 3):
         await get(app, headers=with_key)
         assert guard.num_requests == num_requests
@@ -177,8 +228,9 @@ async def test_cached_file_is_sent_only_to_senders_with_recent_permission() -> N
         assert (await get(app, headers=headers)).status_code == 401
     assert guard.num_requests == 3
     now += PERMISSION_AGE_S
-    assert (await get(app, headers=with_key)).status_code == 200
-    assert guard.num_requests == 4
+    for _ in range(2):  # the same file again, which stays cached
+        assert (await get(app, headers=with_key)).status_code == 200
+        assert guard.num_requests == 4
 
 
 @pytest.mark.parametrize(
