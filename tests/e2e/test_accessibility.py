@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 from tests.e2e.stub_pages import READY, open_page
 from tests.e2e.test_page import browser
 
-pytestmark = [pytest.mark.e2e, pytest.mark.browser]
+pytestmark = [pytest.mark.e2e, pytest.mark.browser, pytest.mark.long]
 
 __all__ = ["browser"]
 

@@ -231,6 +231,7 @@ def long_job(application: Application, job: FineTuningJob) -> FineTuningJob:
     return started
 
 
+@pytest.mark.long
 def test_checkpoint_is_published_during_training(
     application: Application, long_job: FineTuningJob
 ) -> None:
@@ -251,6 +252,7 @@ def test_checkpoint_is_published_during_training(
     assert described["checkpoint_step"] == newest["step_number"]
 
 
+@pytest.mark.long
 def test_failed_job_is_resumed(application: Application, long_job: FineTuningJob) -> None:
     client = application.client
     wait_until(
@@ -273,6 +275,7 @@ def test_failed_job_is_resumed(application: Application, long_job: FineTuningJob
     assert client.fine_tuning.jobs.retrieve(long_job.id).status == "running"
 
 
+@pytest.mark.long
 def test_job_resumes_after_loss_of_train_controller(
     application: Application, long_job: FineTuningJob
 ) -> None:
@@ -287,6 +290,7 @@ def test_job_resumes_after_loss_of_train_controller(
     )
 
 
+@pytest.mark.long
 def test_killed_queue_does_not_interrupt_training(
     application: Application, long_job: FineTuningJob
 ) -> None:
@@ -309,6 +313,7 @@ def test_killed_queue_does_not_interrupt_training(
     assert count_resumptions(client, long_job.id) == num_resumptions
 
 
+@pytest.mark.long
 def test_cancellation_ends_all_processes_of_run(
     application: Application, long_job: FineTuningJob
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import ROOT, Application
 from tests.waiting import PATIENCE
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DOCUMENTED = "http://127.0.0.1:8000"

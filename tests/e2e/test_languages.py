@@ -18,7 +18,7 @@ from tests.e2e.test_accessibility import IS_STEADY_JS, MORE_RULES, RULES, descri
 from tests.e2e.test_page import PATIENCE_MS, browser
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.browser]
+pytestmark = [pytest.mark.e2e, pytest.mark.browser, pytest.mark.long]
 
 __all__ = ["browser"]
 
