@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 
 HANDBOOK = ROOT / "examples" / "handbook"
 FINAL = {"succeeded", "failed", "cancelled"}
-REQUEST_INTERVAL_S = 1.0
+REQUEST_INTERVAL_S = 5.0
 
 
 def read_handbook(name: str) -> list[tuple[str, str]]:
