@@ -101,6 +101,7 @@ def make_case(
 
 
 @pytest.mark.computes
+@pytest.mark.long
 def test_pipelines_equal_one_process_and_are_consolidated(folder: Path) -> None:
     plain = {name: train_plainly(folder, make_case(folder, name, 2, last=6)) for name in MODELS}
     with_dropout = []
@@ -157,6 +158,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.computes
+@pytest.mark.long
 def test_replicas_resume_exactly(folder: Path) -> None:
     """Two replicas of two stages; one of the models has dropout."""
 
@@ -208,6 +210,7 @@ def check_master_weights(checkpoint: Path, base_model: Path) -> None:
 
 
 @pytest.mark.computes
+@pytest.mark.long
 def test_loss_that_is_not_finite_is_refused(folder: Path) -> None:
     model = build_model("llama-untied", vocabulary=384)
     with torch.no_grad():

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from tests.e2e.training_group import Case, measure_memory_in_group, write_table
 from tests.tiny_model import build_tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.computes]
+pytestmark = [pytest.mark.e2e, pytest.mark.computes, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
