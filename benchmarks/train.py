@@ -78,7 +78,7 @@ def main() -> int:
             for number in range(options.blocks)
         ]
         reports = _measure(benches, options)
-        summary = _describe_rows(benches)
+        summary = {**_describe_rows(benches), "layout": benches[0].choose_layout()}
     speeds = {
         name: [_sum_up(of_blocks) for of_blocks in of_rounds] for name, of_rounds in reports.items()
     }
@@ -95,7 +95,6 @@ def main() -> int:
             **summary,
             "precision": options.precision,
             "adapter_rank": options.adapter,
-            "layout": benches[0].choose_layout(),
             "rounds": options.rounds,
             "blocks": options.blocks,
             "warmup_steps": NUM_WARMUP_STEPS,
@@ -179,8 +178,12 @@ def _call_peer(name: str, bench: Workbench, precision: str) -> dict[str, Any]:
         "trainer": [*torchrun, "-m", "benchmarks.train_peers.trainer", bench.path, precision],
     }
     commands["trainer_grouped"] = [*commands["trainer"], "--grouped"]
-    commands["trainer_sized"] = [*commands["trainer_grouped"], "--sized-as", "ours"]
-    commands["trainer_limited"] = [*commands["trainer_grouped"], "--sized-as", "padded"]
+    num_rows = {
+        "trainer_sized": bench.count_rows_per_batch(),
+        "trainer_limited": bench.count_rows_per_batch("padded"),
+    }
+    for peer, num in num_rows.items():
+        commands[peer] = [*commands["trainer_grouped"], "--rows", str(num)]
     log = bench.path / f"{name}.log"
     return call_contender(name, commands[name], make_environment(bench), log, _TIMEOUT_S)
 

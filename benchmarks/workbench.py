@@ -134,6 +134,11 @@ class Workbench:
         plan = BatchPlan.from_spec(spec, layout or self.choose_layout(), spec.num_workers)
         return plan_epoch(self.open_tokens().lengths, plan, epoch=0)
 
+    def count_rows_per_batch(self, layout: BatchLayout | None = None) -> int:
+        """Return the average number of rows in the micro batches of that plan."""
+        num_batches = len(self.plan_epoch(layout)) * self.read_spec().num_workers
+        return max(1, round(len(self.open_tokens()) / num_batches))
+
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Make a parser with the options that all training benchmarks share."""

@@ -62,8 +62,7 @@ def main() -> None:
     changes: dict[str, Any] = {}
     if options.sized:
         changes["train_sampling_strategy"] = "group_by_length"
-        num_rows = len(bench.open_tokens()) / len(bench.plan_epoch())
-        changes["per_device_train_batch_size"] = max(1, round(num_rows))
+        changes["per_device_train_batch_size"] = bench.count_rows_per_batch()
     if options.recipe:
         changes["gradient_checkpointing"] = True
         changes["gradient_checkpointing_kwargs"] = {"use_reentrant": False}

@@ -6,9 +6,7 @@ It has the same templated and masked rows as ours, in its default batches of 8 p
 the longest row, and the same DeepSpeed configuration and optimizer. Logging and the progress bar
 are off, and so is saving; with an adapter, one checkpoint is written after the last step, which is
 not timed.
-`--grouped` makes it group rows by length. `--sized-as ours` sets its batch size to the average
-number of rows in our micro batches, and `--sized-as padded` to that in micro batches of padded rows
-within the same limit on tokens.
+`--grouped` makes it group rows by length; `--rows` sets the number of rows per batch and worker.
 """
 
 import argparse
@@ -35,10 +33,9 @@ from transformers import (
 
 from benchmarks.train_peers.report import StepClock
 from benchmarks.train_peers.trainer_parts import CountingCollator, list_common_arguments
-from benchmarks.workbench import NUM_WORKERS, Workbench
+from benchmarks.workbench import Workbench
 from system.free_resources import measure_size
 from training.adapters.layers import plan_adapter
-from training.batching import BatchLayout
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
@@ -58,9 +55,7 @@ def main() -> None:
     parser.add_argument("workbench", type=Path, help="folder that benchmarks.train has built")
     parser.add_argument("precision", choices=["bf16", "fp32"], help="arithmetic")
     parser.add_argument("--grouped", action="store_true", help="group rows by length")
-    parser.add_argument(
-        "--sized-as", choices=["ours", "padded"], help="whose average number of rows a batch has"
-    )
+    parser.add_argument("--rows", type=int, help="rows per batch and worker")
     options = parser.parse_args()
     bench = Workbench(options.workbench)
     torch.set_num_threads(1)
@@ -69,9 +64,8 @@ def main() -> None:
         changes["save_strategy"] = "epoch"
     if options.grouped:
         changes["train_sampling_strategy"] = "group_by_length"
-    if options.sized_as:
-        layout: BatchLayout | None = "padded" if options.sized_as == "padded" else None
-        changes["per_device_train_batch_size"] = _count_rows_per_batch(bench, layout)
+    if options.rows:
+        changes["per_device_train_batch_size"] = options.rows
     arguments = _make_arguments(bench, changes)
     collator, clock = CountingCollator(AutoTokenizer.from_pretrained(bench.model)), Clock()
     trainer = Trainer(
@@ -100,12 +94,6 @@ def _load_model(bench: Workbench) -> Any:
     planned = plan_adapter(model, settings, has_new_head=False)
     # By default, PEFT makes an adapter fp32 beside bf16 weights; ours has the dtype of the weights.
     return get_peft_model(model, planned, autocast_adapter_dtype=False)
-
-
-def _count_rows_per_batch(bench: Workbench, layout: BatchLayout | None) -> int:
-    """Return the average number of rows in our micro batches of a layout, by default of our own."""
-    num_batches = len(bench.plan_epoch(layout)) * NUM_WORKERS
-    return max(1, round(len(bench.open_tokens()) / num_batches))
 
 
 def _make_arguments(bench: Workbench, changes: Mapping[str, Any]) -> Any:
