@@ -50,5 +50,6 @@ run_tests "not computes and not browser and not trains and not alone" || status=
 wait "$beside" || status=1
 wait "$computing" || status=1
 cat "$log" "$besides"
+trap 'rm -f "$log" "$besides"' EXIT # both have ended; their numbers may be those of others
 run_any_tests alone || status=1
 exit "$status"

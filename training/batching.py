@@ -213,18 +213,18 @@ def plan_window(
     random = np.random.default_rng([plan.seed, epoch, *([] if is_whole else [number])])
     order = rows[random.permutation(len(rows))]
     if plan.layout == "packed" and not _is_limited_by_rows(order, lengths, plan):
-        order, bounds = _pack_rows(order, lengths, plan)
+        micro_batches = _pack_rows(order, lengths, plan)
     else:
         if plan.layout == "padded":
             num_rows = _count_window_rows(order, lengths, plan)
             order = order[_sort_within_windows(lengths[order], num_rows)]
         bounds = _cut(order, lengths, plan)
+        micro_batches = [order[begin:end] for begin, end in pairwise(bounds)]
         if plan.layout == "packed":  # so that the micro batches of a round have similar tokens
-            cut = [order[begin:end] for begin, end in pairwise(bounds)]
-            sizes = np.array([lengths[batch].sum() for batch in cut], np.int64)
+            sizes = np.array([lengths[batch].sum() for batch in micro_batches], np.int64)
             places = _sort_within_windows(sizes, _WINDOW_MICRO_BATCHES)
-            order, bounds = _join_micro_batches([cut[place] for place in places])
-    own, bounds = _form_rounds(order, bounds, lengths, plan, random)
+            micro_batches = [micro_batches[place] for place in places]
+    own, bounds = _form_rounds(micro_batches, lengths, plan, random)
     return EpochPlan(own, bounds, plan.num_shares * plan.accumulation)
 
 
@@ -307,14 +307,8 @@ def _sort_within_windows(sizes: Lengths | _Indices, num: int) -> _Indices:
     return np.asarray(np.lexsort((sizes * np.where(window % 2, -1, 1), window)))
 
 
-def _join_micro_batches(micro_batches: Sequence[_Indices]) -> tuple[_Indices, _Indices]:
-    """Return the rows of micro batches, and their bounds."""
-    rows = np.concatenate(micro_batches) if micro_batches else np.zeros(0, dtype=np.int64)
-    return rows, np.cumsum([0, *(len(batch) for batch in micro_batches)], dtype=np.int64)
-
-
-def _pack_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> tuple[_Indices, _Indices]:
-    """Pack rows into micro batches by best fit; returns rows and the bounds of micro batches.
+def _pack_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> list[_Indices]:
+    """Pack rows into micro batches by best fit.
 
     Rows are packed in groups, the longest first. Each is added to the micro batch with the fewest
     free tokens that are enough. The micro batch of a group with the most free tokens is packed
@@ -330,7 +324,7 @@ def _pack_rows(order: _Indices, lengths: Lengths, plan: BatchPlan) -> tuple[_Ind
         rest = batches.pop()
         packed += batches
     packed += [rest] if rest else []
-    return _join_micro_batches([np.array(batch, np.int64) for batch in packed])
+    return [np.array(batch, np.int64) for batch in packed]
 
 
 def _fit_rows(rows: Sequence[int], lengths: Sequence[int], plan: BatchPlan) -> list[list[int]]:
@@ -369,8 +363,7 @@ def _cut(order: _Indices, lengths: Lengths, plan: BatchPlan) -> _Indices:
 
 
 def _form_rounds(
-    order: _Indices,
-    bounds: _Indices,
+    micro_batches: list[_Indices],
     lengths: Lengths,
     plan: BatchPlan,
     random: np.random.Generator,
@@ -380,13 +373,13 @@ def _form_rounds(
     The rows of an incomplete last round are split evenly over all shares if they fit, so that no
     worker is idle.
     """
-    micro_batches = [order[begin:end] for begin, end in pairwise(bounds)]
     starts = range(0, len(micro_batches), plan.num_shares)
     rounds = [micro_batches[start : start + plan.num_shares] for start in starts]
     if rounds and len(rounds[-1]) < plan.num_shares:
         rounds[-1] = _split_into_shares(rounds[-1], lengths, plan)
-    order_of_rounds = random.permutation(len(rounds))
-    return _join_micro_batches([batch for place in order_of_rounds for batch in rounds[place]])
+    shuffled = [batch for place in random.permutation(len(rounds)) for batch in rounds[place]]
+    rows = np.concatenate(shuffled) if shuffled else np.zeros(0, dtype=np.int64)
+    return rows, np.cumsum([0, *(len(batch) for batch in shuffled)], dtype=np.int64)
 
 
 def _split_into_shares(rest: list[_Indices], lengths: Lengths, plan: BatchPlan) -> list[_Indices]:

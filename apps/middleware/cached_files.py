@@ -26,7 +26,6 @@ MAX_FILE_BYTES = 8 << 20
 MAX_SENDERS = 1000
 _ENTRY_BYTES = 4096
 """Counted for the address, the headers and the objects of one response."""
-_PART_BYTES = 1 << 16
 _MAX_QUERY_BYTES = 100
 _CONDITIONS = ("range", "if-none-match", "if-modified-since")
 _ENCODINGS = ("gzip", "br")
@@ -53,7 +52,7 @@ class _File:
 
     start: Message
     is_kept: bool
-    body: bytearray = field(default_factory=bytearray)
+    parts: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
     digest: Any = field(default_factory=sha256)
 
@@ -63,9 +62,9 @@ class _File:
         self.digest.update(part)
         if self.num_bytes > MAX_FILE_BYTES:
             self.is_kept = False
-            self.body.clear()
+            self.parts.clear()
         if self.is_kept:
-            self.body += part
+            self.parts.append(part)
 
     def is_complete(self) -> bool:
         """Whether the content is as long as the headers promise, if they do."""
@@ -74,8 +73,8 @@ class _File:
 
     def equals(self, other: "_File") -> bool:
         """Whether headers and content are the same."""
-        digests = [one.digest.digest() for one in (self, other)]
-        return self.start == other.start and digests[0] == digests[1]
+        is_same: bool = self.digest.digest() == other.digest.digest()
+        return is_same and self.start == other.start
 
 
 class CachedFiles:
@@ -118,7 +117,7 @@ class CachedFiles:
         async def send_copied(message: Message) -> None:
             nonlocal file
             if message["type"] == "http.response.start":
-                file = self._begin(message, is_first) if _is_marked(message) else None
+                file = _begin_file(message, is_first) if _is_marked(message) else None
                 if file is not None:
                     self._permit(sender)
                 elif message["status"] in (401, 403):
@@ -140,11 +139,6 @@ class CachedFiles:
         finally:
             if is_first:
                 self._collecting.discard(key)
-
-    def _begin(self, start: Message, is_first: bool) -> _File:
-        copied = _copy_start(start)
-        del MutableHeaders(scope=copied)["x-request-id"]
-        return _File(copied, is_kept=is_first)
 
     def _end(self, key: _CacheKey, file: _File) -> None:
         """Cache a file that was forwarded, or drop the cached one if the new one is another."""
@@ -175,11 +169,16 @@ class CachedFiles:
             del self._permitted_until[next(iter(self._permitted_until))]
 
 
+def _begin_file(start: Message, is_kept: bool) -> _File:
+    copied = _copy_start(start)
+    del MutableHeaders(scope=copied)["x-request-id"]
+    return _File(copied, is_kept)
+
+
 async def _send_file(file: _File, send: Send) -> None:
-    """Send a cached file in parts, each after the client has received most of the last one."""
+    """Send a cached file in the application's parts, so that a slow client is waited for."""
     await send(_copy_start(file.start))
-    for begin in range(0, file.num_bytes, _PART_BYTES):
-        part = bytes(file.body[begin : begin + _PART_BYTES])
+    for part in file.parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 

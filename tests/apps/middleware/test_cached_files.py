@@ -135,8 +135,7 @@ async def test_file_is_dropped_when_the_application_withdraws_it(
     assert (await get(app)).status_code == 404
 
 
-async def test_cached_file_is_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached_files, "_PART_BYTES", 4)
+async def test_cached_file_is_sent_in_parts() -> None:
     app = CachedFiles(Origin(CACHED_FILE_HEADERS))
     assert (await get(app)).text == "file 1"
     parts: list[Message] = []
