@@ -19,6 +19,7 @@ from apps.client.resources import ScoredLabel, TextLabels, read_resources
 from apps.middleware.body_limit import MAX_IMAGES_BYTES
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.events import LATEST
 from apps.ui.notices import show_notice
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
 
@@ -215,8 +216,7 @@ def build_classify_page(client: ApiClient, uploads: UploadFolder) -> None:
         page.choose_classifier,
         [page.models, page.model],
         [*inputs, page.result],
-        show_progress="hidden",
-        api_visibility="private",
+        **LATEST,
     )
     gr.on(
         [page.button.click, page.text.submit, page.second.submit],

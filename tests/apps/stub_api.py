@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.client.client import ApiClient
 from apps.client.connection import DEFAULT_TIMEOUTS, ClientTimeouts
-from tests.apps.stub_chat import HOSTILE, MAX_CHARACTERS, add_chat, refuse
+from tests.apps.stub_chat import HOLD_TIMEOUT_S, HOSTILE, MAX_CHARACTERS, add_chat, refuse
 from tests.apps.stub_evaluations import StubEvaluations, add_evaluation_routes
 from tests.apps.stub_hub import StubHub, add_hub_routes
 from tests.apps.stub_rows import StubRows, add_row_routes, find_known
@@ -56,6 +56,7 @@ class StubApi:
         self.latest = "base-tuned"
         self.answering_models: list[str] = []  # of the next answers; then the requested model
         self.holds: list[threading.Event] = []  # events that the next model lists wait for
+        self.preview_holds: list[threading.Event] = []  # events that the next previews wait for
         self.closed_streams = 0
         self.merged: list[str] = []  # the models that adapters were merged into
         self.merges: list[dict[str, Any]] = []  # newest first
@@ -185,6 +186,8 @@ def _add_files(app: FastAPI, stub: StubApi) -> None:
     @app.get("/v1/files/{file_id}/preview", response_model=None)
     def preview(file_id: str, model: str, rows: int, training: str = "{}") -> Any:
         stub.previews.append(json.loads(training))
+        if stub.preview_holds:
+            assert stub.preview_holds.pop(0).wait(HOLD_TIMEOUT_S), "the preview was held too long"
         rows_of_file = stub.rows.rows.get(file_id)
         if rows_of_file and file_id != "file-handbook":
             if not find_known(rows_of_file, training):

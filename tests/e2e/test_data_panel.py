@@ -1,6 +1,7 @@
 """The data panel of the page "Fine-tune" in a real browser, against a stub of the HTTP API."""
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -249,6 +250,35 @@ def test_columns_are_guessed_mapped_and_sent_with_start(page: Page, stub: StubAp
     page.click("#start-button")
     page.wait_for_url("**/runs?run=*")
     assert stub.bodies[-1]["training"] == {"columns": columns}
+
+
+def test_value_entered_while_a_preview_is_loading_is_previewed(page: Page, stub: StubApi) -> None:
+    loading = threading.Event()
+    page.click("#more-settings button")
+    field = page.locator("#setting-columns textarea, #setting-columns input")
+    stub.preview_holds = [loading]
+    field.fill('{"prompt": "q"}')
+    field.blur()
+    wait_until(lambda: {"columns": {"prompt": "q"}} in stub.previews, 60, "a preview is loading")
+    field.fill("{'prompt': 'q'}")
+    field.blur()
+    page.wait_for_timeout(500)  # the page would have sent the second value by now
+    loading.set()
+    expect(page.locator("#preview .ts-error")).to_contain_text(
+        "Columns is not JSON", timeout=PATIENCE_MS
+    )
+
+
+def test_file_chosen_while_a_preview_is_loading_is_previewed(page: Page, stub: StubApi) -> None:
+    loading = threading.Event()
+    num_previews = len(stub.previews)
+    stub.preview_holds = [loading]
+    choose_file(page, "tickets.csv")
+    wait_until(lambda: len(stub.previews) > num_previews, 60, "a preview is loading")
+    choose_file(page, "The bundled handbook")
+    page.wait_for_timeout(500)
+    loading.set()
+    expect(page.locator("#preview")).to_contain_text("base knows", timeout=PATIENCE_MS)
 
 
 def test_columns_of_one_file_are_not_sent_for_another(page: Page, stub: StubApi) -> None:

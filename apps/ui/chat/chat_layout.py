@@ -1,6 +1,6 @@
 """The components of the page "Chat", and what they show."""
 
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 import gradio as gr
 from gradio.blocks import Block
@@ -15,23 +15,6 @@ from apps.ui.chat.sampling_settings import SettingsPanel
 REFRESH_INTERVAL_S = 10.0
 Updates = dict[Block, Any]
 """New values of some of an event's outputs; the others stay as they are."""
-
-
-class EventOptions(TypedDict, total=False):
-    """Options of Gradio's events."""
-
-    show_progress: Literal["hidden"]
-    api_visibility: Literal["private"]
-    preprocess: bool
-    trigger_mode: Literal["always_last"]
-    cancels: Any  # Gradio annotates dictionaries, of which `Dependency` is a subclass
-
-
-QUIET: EventOptions = {"show_progress": "hidden", "api_visibility": "private"}
-RAW: EventOptions = {**QUIET, "preprocess": False}
-"""Gradio's preprocessing would refuse a model that the menu had before the server was restarted."""
-SENDING: EventOptions = {**RAW, "trigger_mode": "always_last"}
-"""By default, Gradio ignores an event while the previous one of its kind is being processed."""
 
 
 class ChatLayout:

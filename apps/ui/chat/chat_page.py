@@ -9,11 +9,7 @@ from gradio.events import Dependency
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui.chat.chat_layout import (
-    QUIET,
-    RAW,
-    SENDING,
     ChatLayout,
-    EventOptions,
     Updates,
     render_compare_link,
     show_continue,
@@ -39,6 +35,7 @@ from apps.ui.chat.questions import QuestionHandlers
 from apps.ui.chat.sampling_settings import RESTORE_SETTINGS_JS, unpack_settings
 from apps.ui.chat.suggestions import suggest_questions
 from apps.ui.error_messages import describe_error
+from apps.ui.events import LATEST, LATEST_RAW, RAW, EventOptions
 from apps.ui.notices import show_notice
 
 NO_CHECKPOINTS = "The newest {} runs have no checkpoints that are not in the menu."
@@ -191,7 +188,7 @@ def build_chat_page(client: ApiClient) -> None:
     ui.kept.change(None, ui.kept, js=STORE_JS)
     settings.listen()
     answering = _build_questions(ui, questions)
-    stopping: EventOptions = {**RAW, "cancels": answering}
+    stopping: EventOptions = {**LATEST_RAW, "cancels": answering}
     ui.bar.stop.click(questions.stop_answer, ui.chat, [ui.kept, *buttons], **stopping)
     ui.bar.clear.click(
         questions.empty_conversation,
@@ -206,8 +203,8 @@ def build_chat_page(client: ApiClient) -> None:
         **stopping,
     )
     chosen.then(None, ui.model, js=SHOW_MODEL_JS)
-    chosen.then(questions.free_buttons, ui.chat, [ui.kept, ui.go_on, *buttons], **QUIET).then(
-        page.suggest, [ui.menu, ui.model], ui.history, **RAW
+    chosen.then(questions.free_buttons, ui.chat, [ui.kept, ui.go_on, *buttons], **LATEST).then(
+        page.suggest, [ui.menu, ui.model], ui.history, **LATEST_RAW
     )
     ui.program.listen(ui.chat, settings.inputs)
 
@@ -225,7 +222,7 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
             page.ask,
             [ui.bar.text, *context],
             outputs,
-            **SENDING,
+            **LATEST_RAW,
         ),
         ui.history.example_select(page.ask_example, context, outputs, **RAW),
         ui.history.retry(page.ask_again, context, outputs, **RAW),
@@ -238,10 +235,13 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
             page.respond,
             ui.chat,
             [ui.chat, ui.history, ui.answered_by, ui.bar.text, ui.note],
-            **SENDING,
+            **LATEST_RAW,
         )
-        step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, *ui.bar.buttons], **QUIET).then(
-            ui.program.update_code, [ui.chat, ui.program.kind, *settings], ui.program.code, **RAW
+        step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, *ui.bar.buttons], **LATEST).then(
+            ui.program.update_code,
+            [ui.chat, ui.program.kind, *settings],
+            ui.program.code,
+            **LATEST_RAW,
         )
         answering.append(step)
     return answering

@@ -9,6 +9,7 @@ from gradio.components import Component
 from apps.ui.chat.conversation import Conversation, OpenChat
 from apps.ui.chat.request_code import write_code
 from apps.ui.chat.sampling_settings import check_settings
+from apps.ui.events import LATEST_RAW
 from apps.ui.protection.visitor import find_visitor_key
 
 NOTHING_ASKED = "Ask a question first: the request that gave the last answer is shown here."
@@ -77,11 +78,6 @@ class CodePanel:
 
     def listen(self, chat: gr.State, settings: Sequence[Component]) -> None:
         """Show the request when the panel is opened, or another language is chosen."""
-        options: Any = {
-            "show_progress": "hidden",
-            "api_visibility": "private",
-            "preprocess": False,
-        }
         inputs = [chat, self.kind, *settings]
-        gr.on([self.box.expand, self.kind.input], self.show_code, inputs, self.code, **options)
-        self.box.collapse(self.hide_code, chat, None, **options)
+        gr.on([self.box.expand, self.kind.input], self.show_code, inputs, self.code, **LATEST_RAW)
+        self.box.collapse(self.hide_code, chat, None, **LATEST_RAW)

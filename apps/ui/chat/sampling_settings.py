@@ -11,6 +11,7 @@ from gradio.blocks import Block
 from gradio.components import Component
 
 from apps.client.text import Message, Sampling
+from apps.ui.events import LATEST_RAW, QUIET
 
 MAX_SYSTEM_CHARACTERS = 4_000
 MAX_TOKENS = 2**31 - 1
@@ -234,17 +235,14 @@ class SettingsPanel:
 
     def listen(self) -> None:
         """Let the browser keep the settings that a visitor changes."""
-        quiet: Any = {"show_progress": "hidden", "api_visibility": "private"}
         gr.on(
             [component.input for component in self.fields.values()],
             self.keep_settings,
             self.inputs,
             [self.kept, *self.inputs],
-            preprocess=False,
-            trigger_mode="always_last",
-            **quiet,
+            **LATEST_RAW,
         )
-        self.reset.click(self.reset_settings, None, [self.kept, *self.inputs], **quiet)
+        self.reset.click(self.reset_settings, None, [self.kept, *self.inputs], **QUIET)
         self.kept.change(None, self.kept, js=STORE_SETTINGS_JS)
 
 

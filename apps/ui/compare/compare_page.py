@@ -11,7 +11,7 @@ from gradio.events import Dependency
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui import markup
-from apps.ui.chat.chat_layout import QUIET, RAW, SENDING, EventOptions, Updates
+from apps.ui.chat.chat_layout import Updates
 from apps.ui.chat.conversation import Question, Turn
 from apps.ui.chat.model_menu import (
     LATEST_ALIAS,
@@ -32,6 +32,7 @@ from apps.ui.compare.compare_layout import CompareLayout
 from apps.ui.compare.comparison import MAX_COLUMNS, Comparison
 from apps.ui.compare.merged_answers import ColumnStep, MergedAnswers
 from apps.ui.error_messages import describe_error
+from apps.ui.events import LATEST, LATEST_RAW, QUIET, RAW, EventOptions
 from apps.ui.notices import show_notice
 
 FEW_MODELS_NOTE = "Choose two to four models."
@@ -270,7 +271,7 @@ def build_compare_page(client: ApiClient) -> None:
             page.ask_all,
             [ui.bar.text, *context],
             outputs,
-            **SENDING,
+            **LATEST_RAW,
         ),
         gr.on(
             [history.example_select for history in histories],
@@ -284,17 +285,20 @@ def build_compare_page(client: ApiClient) -> None:
             page.respond_all,
             ui.comparison,
             [ui.comparison, *ui.column_outputs, ui.bar.text],
-            **SENDING,
+            **LATEST_RAW,
         )
-        step.then(page.free_compare, ui.comparison, buttons, **QUIET)
+        step.then(page.free_compare, ui.comparison, buttons, **LATEST)
         answering.append(step)
-    stopping: EventOptions = {**RAW, "cancels": answering}
+    stopping: EventOptions = {**LATEST_RAW, "cancels": answering}
     ui.bar.stop.click(page.stop_all, ui.comparison, [*ui.column_outputs, *buttons], **stopping)
     ui.bar.clear.click(
         page.empty_all, [ui.comparison, ui.menu], [*ui.column_outputs, *buttons], **stopping
     )
     chosen = ui.models.input(
-        page.choose_models, [ui.comparison, ui.menu, ui.models], [*shown, *buttons], **stopping
+        page.choose_models,
+        [ui.comparison, ui.menu, ui.models],
+        [*shown, *buttons],
+        **stopping,
     )
     chosen.then(None, ui.models, js=SHOW_MODELS_JS)
-    chosen.then(page.suggest_all, [ui.comparison, ui.menu], histories, **RAW)
+    chosen.then(page.suggest_all, [ui.comparison, ui.menu], histories, **LATEST_RAW)

@@ -16,6 +16,7 @@ from apps.client.model_resources import Model
 from apps.client.resources import Estimate
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.events import LATEST
 from apps.ui.fine_tune.data.column_mapping import COLUMNS, RECALL_COLUMNS_JS, recall_columns
 from apps.ui.fine_tune.data.data_panel import DataPanel
 from apps.ui.fine_tune.data.file_menu import RECALL_FILE_JS, FileMenu, choose_file
@@ -305,16 +306,13 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress_on=page.preview,
         api_visibility="private",
     )
-    page.model.input(
-        page.show_model, page.model, page.facts, show_progress="hidden", api_visibility="private"
-    )
+    page.model.input(page.show_model, page.model, page.facts, **LATEST)
     defaults, entered = page.settings.defaults, page.settings.entered
     task_chosen = page.task.input(
         page.choose_task,
         [page.model, page.task],
         [page.notice, defaults],
-        show_progress="hidden",
-        api_visibility="private",
+        **LATEST,
     )
     file_choices = _listen_to_files(page)
     events: list[Callable[..., Dependency]] = [task_chosen.then]
@@ -326,8 +324,7 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
             # A dropdown may send its event twice: the second call finds what the first one chose.
             concurrency_id="choose",
             concurrency_limit=1,
-            show_progress="hidden",
-            api_visibility="private",
+            **LATEST,
         )
         events.append(chosen.then)
     changed = page.panel.listen(
@@ -347,15 +344,12 @@ def _listen_to_files(page: FineTunePage) -> list[Callable[..., Dependency]]:
     checks: list[Callable[..., Dependency]] = []
     for listen_to_data in page.files.listen():
         listen_to_data(None, None, None, js=HOLD_JS, api_visibility="private")
-        checked = listen_to_data(
-            page.wait_for_check, page.data, None, show_progress="hidden", api_visibility="private"
-        )
+        checked = listen_to_data(page.wait_for_check, page.data, None, **LATEST)
         checks.append(checked.then)
         checked.then(
             page.files.list_all_files,
             [page.data, page.files.shows_all],
             page.files.outputs,
-            show_progress="hidden",
-            api_visibility="private",
+            **LATEST,
         )
     return checks

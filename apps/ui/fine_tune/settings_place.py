@@ -9,6 +9,7 @@ from gradio.components import Component
 from apps.client.errors import ApiClientError
 from apps.client.resources import Defaults
 from apps.ui.error_messages import describe_error
+from apps.ui.events import LATEST, LATEST_SHOWN
 from apps.ui.fine_tune.setting_export import ADD_ORIGIN_JS
 from apps.ui.fine_tune.setting_fields import FieldError
 from apps.ui.fine_tune.setting_problems import NAME_KEY
@@ -77,19 +78,16 @@ class TrainingSettingsPlace:
             settings.keep,
             [self.entered, settings.name, *fields],
             self.entered,
-            trigger_mode="always_last",
-            show_progress="hidden",
-            api_visibility="private",
+            **LATEST,
         )
         settings.preset.input(
             lambda preset: preset,
             settings.preset,
             self._preset,
-            show_progress="hidden",
-            api_visibility="private",
+            **LATEST,
         )
-        settings.more.expand(lambda: True, None, self._is_more_open, api_visibility="private")
-        settings.more.collapse(lambda: False, None, self._is_more_open, api_visibility="private")
+        settings.more.expand(lambda: True, None, self._is_more_open, **LATEST)
+        settings.more.collapse(lambda: False, None, self._is_more_open, **LATEST)
         if settings.row_keys:
             row_fields = [settings.fields[key] for key in settings.row_keys]
             gr.on(
@@ -97,18 +95,15 @@ class TrainingSettingsPlace:
                 settings.update_preview,
                 [model, data, *row_fields],
                 preview,
-                show_progress="minimal",
                 show_progress_on=preview,
-                api_visibility="private",
+                **LATEST_SHOWN,
             )
         chosen = [model, task, data, settings.name, *fields]
         settings.check_button.click(
             settings.check_settings,
             chosen,
             [settings.verdict, settings.estimate],
-            trigger_mode="always_last",
-            show_progress="hidden",
-            api_visibility="private",
+            **LATEST,
         ).then(None, settings.verdict, None, js=SHOW_VERDICT_JS)
         started = settings.button.click(
             settings.start,
@@ -162,9 +157,7 @@ class TrainingSettingsPlace:
             [export.origin, export.form, model, data, settings.name, *fields],
             export.text,
             js=ADD_ORIGIN_JS,
-            trigger_mode="always_last",
-            show_progress="hidden",
-            api_visibility="private",
+            **LATEST,
         )
         export.button.click(
             import_settings,

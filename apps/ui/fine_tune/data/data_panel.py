@@ -8,6 +8,7 @@ from gradio.components import Component
 from gradio.events import Dependency
 
 from apps.client.client import ApiClient
+from apps.ui.events import LATEST, LATEST_SHOWN
 from apps.ui.fine_tune.data.column_mapping import REMEMBER_COLUMNS_JS, ColumnMapping
 from apps.ui.fine_tune.data.row_browser import RowBrowser, RowView
 from apps.ui.fine_tune.data.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
@@ -97,14 +98,12 @@ class DataPanel:
                 self.columns.read_columns,
                 data,
                 self.columns.found,
-                show_progress="hidden",
-                **_PRIVATE,
+                **LATEST,
             ).then(
                 self.columns.fit_columns,
                 [self.columns.found, self.columns.fitted, data, defaults, entered],
                 [defaults, entered, *self.columns.outputs],
-                show_progress="hidden",
-                **_PRIVATE,
+                **LATEST,
             )
             for listen in changes
         ]
@@ -113,23 +112,20 @@ class DataPanel:
             self.columns.map_columns,
             [defaults, entered, *self.columns.menus],
             [defaults, entered, *self.columns.menus],
-            show_progress="hidden",
-            **_PRIVATE,
+            **LATEST,
         )
         mapped.then(None, [data, task, *self.columns.menus], js=REMEMBER_COLUMNS_JS, **_PRIVATE)
         for event in (*changed, mapped):
-            event.then(show_preview, asked, self.preview, show_progress="minimal", **_PRIVATE).then(
+            event.then(show_preview, asked, self.preview, **LATEST_SHOWN).then(
                 self.refresh_rows,
                 [self.tab, data, self.browser.view],
                 [*self.browser.outputs, self.browser.search],
-                show_progress="hidden",
-                **_PRIVATE,
+                **LATEST,
             ).then(
                 self.refresh_statistics,
                 [self.tab, self.statistics.watch, *asked],
                 self.statistics.outputs,
-                show_progress="hidden",
-                **_PRIVATE,
+                **LATEST,
             )
         self._listen_to_tabs(data, asked)
         self._listen_to_rows(data)
@@ -137,20 +133,18 @@ class DataPanel:
         return changed
 
     def _listen_to_tabs(self, data: Component, asked: list[Component]) -> None:
-        self.tokens_tab.select(self.open_tokens, None, self.tab, show_progress="hidden", **_PRIVATE)
+        self.tokens_tab.select(self.open_tokens, None, self.tab, **LATEST)
         self.rows_tab.select(
             self.open_rows,
             [data, self.browser.search],
             [self.tab, *self.browser.outputs],
-            show_progress="hidden",
-            **_PRIVATE,
+            **LATEST,
         )
         self.statistics_tab.select(
             self.open_statistics,
             [self.statistics.watch, *asked],
             [self.tab, *self.statistics.outputs],
-            show_progress="hidden",
-            **_PRIVATE,
+            **LATEST,
         )
 
     def _listen_to_rows(self, data: Component) -> None:

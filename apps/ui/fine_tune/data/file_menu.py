@@ -19,6 +19,7 @@ from apps.client.errors import ApiClientError
 from apps.client.resources import File
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.events import LATEST, QUIET
 from apps.ui.figures import format_bytes
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, ForeignFileError, UploadFolder
 
@@ -127,7 +128,6 @@ class FileMenu:
 
     def listen(self) -> list[Callable[..., Dependency]]:
         """Handle the events of the menu; return what listens to another choice of data."""
-        quiet: Any = {"show_progress": "hidden", "api_visibility": "private"}
         listed = [self.menu, self.shows_all]
         added = self.upload.upload(
             self.add_file,
@@ -137,13 +137,13 @@ class FileMenu:
             api_visibility="private",
         )
         self.delete.click(
-            self.ask_to_delete, self.menu, [self.question, self.question_text], **quiet
+            self.ask_to_delete, self.menu, [self.question, self.question_text], **QUIET
         )
-        self.keep.click(self.keep_file, None, self.question, **quiet)
+        self.keep.click(self.keep_file, None, self.question, **QUIET)
         deleted = self.confirm.click(
-            self.delete_file, listed, [self.question, *self.outputs], **quiet
+            self.delete_file, listed, [self.question, *self.outputs], **QUIET
         )
-        self.shows_all.input(self.list_all_files, listed, self.outputs, **quiet)
+        self.shows_all.input(self.list_all_files, listed, self.outputs, **LATEST)
         chosen: list[Callable[..., Dependency]] = [
             self.menu.input,
             added.success,
@@ -151,7 +151,7 @@ class FileMenu:
         ]
         for listen in chosen:
             listen(None, self.menu, None, js=REMEMBER_JS, api_visibility="private")
-        self.menu.input(self.keep_file, None, self.question, **quiet)
+        self.menu.input(self.keep_file, None, self.question, **LATEST)
         return chosen
 
     async def list_files(self) -> list[File]:
