@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Run end-to-end tests in three processes: e2e.sh PYTHON [long]. With `long`, run those with the
-# marker `long`, which `make test-long` adds; without it, all others. Tests that only compute run in
-# the time that the others leave: the scheduling policy `idle` is below every niceness, also below
-# that of training. Tests of the page without Ray, and then tests that train on clusters of their
-# own, run beside those of the whole application.
+# marker `long`, which `make test-long` adds; without it, all others. Tests of the page without Ray,
+# and then tests that train on clusters of their own, run beside those of the whole application. Each
+# is in a session with the priority of a training, whose workers are in sessions of their own
+# (system/priority.py). Tests that only compute run in the time that the others leave: their session
+# has the lowest priority, and the scheduling policy `idle` is below every niceness.
 set -uo pipefail
 export TEST_PATIENCE="${TEST_PATIENCE:-4}" # see tests/waiting.py: three processes share the processors
 python=$1
@@ -12,13 +13,19 @@ case ${2:-} in
 long) length=long ;;
 *) echo "e2e.sh: unknown argument '$2'; expected 'long' or none" >&2 && exit 2 ;;
 esac
-# Run the tests that a marker expression selects; other folders have none.
+# Run a command in a new session with a niceness, where sessions have one.
+run_in_session() {
+    # shellcheck disable=SC2016 # the inner shell expands it
+    setsid bash -c 'echo "$1" 2>/dev/null >/proc/self/autogroup; shift; exec "$@"' session "$@"
+}
+# Run the tests that a marker expression selects, by a command before Python's; other folders have
+# none.
 run_tests() {
-    "$python" -m pytest --durations=25 -m "e2e and $length and $1" tests/e2e tests/faults
+    "${@:2}" "$python" -m pytest --durations=25 -m "e2e and $length and $1" tests/e2e tests/faults
 }
 # The same, but without failing if there are none.
 run_any_tests() {
-    run_tests "$1"
+    run_tests "$@"
     local status=$?
     [ "$status" -eq 5 ] || return "$status"
 }
@@ -26,13 +33,13 @@ log=$(mktemp)
 besides=$(mktemp)
 run_besides() {
     local status=0
-    run_any_tests browser || status=1
-    run_tests "trains and not alone" || status=1
+    run_any_tests browser run_in_session 15 || status=1
+    run_tests "trains and not alone" run_in_session 15 || status=1
     return "$status"
 }
 (
     chrt --idle --pid 0 "$BASHPID" >/dev/null
-    run_tests computes
+    run_tests computes run_in_session 19
 ) >"$log" 2>&1 &
 computing=$!
 run_besides >"$besides" 2>&1 &

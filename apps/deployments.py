@@ -57,7 +57,7 @@ from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
 from system.library_imports import import_transformers
-from system.threads import lower_thread_priority
+from system.priority import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 

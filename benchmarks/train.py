@@ -53,7 +53,7 @@ from benchmarks.workbench import (
     read_rows,
     run_product,
 )
-from system.threads import lower_process_priority
+from system.priority import lower_process_priority
 from training.data.row_table import count_truncated
 
 TRAINERS = ("trainer", "trainer_grouped", "trainer_sized", "trainer_limited")

@@ -28,8 +28,8 @@ from storage.durable import DamagedFileError
 from storage.local_paths import check_local_path
 from storage.privacy import keep_files_private
 from system.byte_progress import show_bytes
+from system.priority import lower_process_priority
 from system.process_ends import wait_for_ends
-from system.threads import lower_process_priority
 from training.cluster.agent_port import choose_free_agent_port
 from training.command.full_output import drop_output_on_full_disk
 from training.command.interruption import PauseOnInterrupt, PauseTimeoutError, interrupt_on_sigterm

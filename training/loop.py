@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from storage.privacy import keep_files_private
-from system.threads import lower_process_priority
+from system.priority import lower_process_priority, move_to_low_priority_session
 from training.batching import BatchPlan, EpochPlan, Step, count_steps, plan_epoch
 from training.checkpoint.format import Checkpoint, CheckpointError
 from training.checkpoint.reference_logits import compute_probe
@@ -79,6 +79,7 @@ def run_worker(config: dict[str, Any]) -> dict[str, str]:
     run = RunFolder(Path(config["run"]))
     torch.set_num_threads(spec.threads_per_worker)
     lower_process_priority()
+    move_to_low_priority_session()
     place = _find_place()
     # Workers of a killed driver run for another moment: wait until they no longer write.
     alone = run.lock("writer", _HANDOVER_S) if place.rank == 0 else nullcontext()

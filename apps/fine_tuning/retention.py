@@ -9,7 +9,7 @@ from serving.store.clean_up import clean_up_models
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.scratch import remove_abandoned_scratch
 from storage.temporary_files import remove_old_temporaries
-from system.threads import lower_thread_priority
+from system.priority import lower_thread_priority
 from training.data.token_cache import prune_cache
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from apps.usage_limits import IncomingBytes, check_stored_files
 from storage.layout import UPLOAD_PREFIX, StorageLayout
 from storage.locks import lock_exclusive
 from storage.scratch import ScratchFolder
-from system.threads import DedicatedThread, lower_thread_priority
+from system.priority import lower_thread_priority
+from system.threads import DedicatedThread
 from training.data.faults import DataError
 from training.data.files.kinds import NUM_MAGIC_BYTES
 from training.data.files.measuring import is_packed, measure_unpacked

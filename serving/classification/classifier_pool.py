@@ -13,7 +13,8 @@ from serving.loading.config_sizes import check_config_sizes
 from serving.pool.memory_budget import format_gb
 from serving.served_task import Predictor
 from serving.store.stored_model import StoredModel
-from system.threads import lower_thread_priority, run_in_new_thread
+from system.priority import lower_thread_priority
+from system.threads import run_in_new_thread
 
 logger = logging.getLogger(__name__)
 

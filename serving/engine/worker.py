@@ -30,8 +30,8 @@ from serving.loading.inspection import inspect_directory
 from serving.loading.model_memory import ModelMemory
 from serving.settings import EngineSettings
 from system.fork_server import serve_forks
+from system.priority import lower_thread_priority
 from system.process_limits import MAX_CPU_S, limit_cpu, limit_memory
-from system.threads import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from serving.pool.loaded_models import LoadedModel, LoadedModels, Loading, list_
 from serving.pool.memory_budget import MemoryEstimates
 from serving.settings import EngineSettings
 from serving.store.stored_model import StoredModel
-from system.threads import lower_thread_priority, run_in_new_thread
+from system.priority import lower_thread_priority
+from system.threads import run_in_new_thread
 from templating.render_fork_server import render_fork_server
 
 logger = logging.getLogger(__name__)

@@ -1,33 +1,14 @@
-"""Threads for long work, and the CPU priority (niceness) of threads and processes."""
+"""Threads for long work."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 
-from system.threads import DedicatedThread, lower_thread_priority, run_in_new_thread
+from system.threads import DedicatedThread, run_in_new_thread
 
 pytestmark = pytest.mark.anyio
-
-SHOW_NICENESS = """
-import os, threading
-from system.threads import lower_process_priority
-
-go, done = threading.Event(), threading.Event()
-def show():
-    go.wait()
-    print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-thread = threading.Thread(target=show)
-thread.start()
-lower_process_priority()
-go.set()
-thread.join()
-print(os.getpriority(os.PRIO_PROCESS, 0))
-"""
 
 
 async def test_a_result_is_returned_and_the_thread_ends() -> None:
@@ -87,33 +68,3 @@ async def test_a_queued_call_whose_caller_is_cancelled_never_runs() -> None:
     await first
     await thread.run(ran.append, "last")
     assert ran == ["last"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's there")
-async def test_a_lower_priority_does_not_affect_other_threads() -> None:
-    def read_niceness(is_lowered: bool) -> int:
-        if is_lowered:
-            lower_thread_priority()
-        return os.getpriority(os.PRIO_PROCESS, 0)
-
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    assert await run_in_new_thread(read_niceness, True) == max(before, 10)
-    assert await run_in_new_thread(read_niceness, False) == before
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's there")
-async def test_the_priority_of_a_thread_is_never_raised() -> None:
-    def read_niceness() -> int:
-        os.setpriority(os.PRIO_PROCESS, 0, 15)
-        lower_thread_priority()
-        return os.getpriority(os.PRIO_PROCESS, 0)
-
-    assert await run_in_new_thread(read_niceness) == 15
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("before", "after"), [("0", "15"), ("17", "17")])
-def test_all_threads_of_a_process_get_a_lower_priority(before: str, after: str) -> None:
-    command = ["nice", "-n", before, sys.executable, "-c", SHOW_NICENESS]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == [after, after]

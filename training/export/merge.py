@@ -25,8 +25,8 @@ from storage import durable, versioned_json
 from storage.lineage_file import LINEAGE_NAME, read_lineage_file
 from storage.scratch import build_in_scratch
 from system.machine_faults import is_out_of_space
+from system.priority import lower_process_priority
 from system.process_limits import end_with_parent, limit_memory, offer_for_killing
-from system.threads import lower_process_priority
 from training.base_model import find_revision, load_config
 from training.checkpoint.reference_logits import Probe
 from training.export.companions import open_config

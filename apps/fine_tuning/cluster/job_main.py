@@ -14,7 +14,7 @@ from apps.fine_tuning.run_endings import finish_published, finish_unpublished
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout, open_storage
 from storage.privacy import keep_files_private
-from system.threads import lower_process_priority
+from system.priority import lower_process_priority, lower_session_priority
 from training import launch
 from training.cluster.ray_train import ClusterLostError
 from training.run import run_state
@@ -94,4 +94,5 @@ def _compute_and_publish(layout: StorageLayout, run: RunFolder, job_id: str) -> 
 
 if __name__ == "__main__":
     lower_process_priority()
+    lower_session_priority()  # Ray Jobs starts it in a session of its own
     sys.exit(main())

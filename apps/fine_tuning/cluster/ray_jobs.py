@@ -22,7 +22,7 @@ from apps.fine_tuning.validation.row_validation import check_file, check_job
 from storage.layout import open_storage
 from storage.privacy import keep_files_private
 from system.allocator import return_large_blocks
-from system.threads import lower_process_priority
+from system.priority import lower_process_priority
 
 logger = logging.getLogger(__name__)
 
