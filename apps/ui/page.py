@@ -23,7 +23,7 @@ from apps.ui.evaluate.evaluate_page import build_evaluate_page
 from apps.ui.evaluate.evaluation_download import add_row_download
 from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.frame.api_reference import render_reference
-from apps.ui.frame.assets import ASSETS, list_page_styles, send_asset
+from apps.ui.frame.assets import ASSETS, send_asset
 from apps.ui.frame.document import render_document
 from apps.ui.frame.page_frame import PageFrame, send_not_found
 from apps.ui.gradio_internals import build_without_apps, complete_cancelled_calls
@@ -138,7 +138,6 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
             enable_monitoring=False,
             pwa=False,
             theme=build_theme(),
-            css_paths=list_page_styles(),
             i18n=gr.I18n(en=TEXTS),
         )
     # Gradio checks the paths of files only in an application that is marked as launched.

@@ -1,5 +1,7 @@
 """What all pages share, in a browser: theme, header, times, keyboard, 404."""
 
+import re
+
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -34,6 +36,10 @@ CUT_OFF_JS = """() => [...document.querySelectorAll("label")].filter(label => {
   }
   return [...label.querySelectorAll("span")].some(span => span.scrollWidth > span.clientWidth + 1);
 }).map(label => label.innerText)"""
+
+
+LOADED_JS = """() => performance.getEntriesByType("resource")
+  .map(entry => new URL(entry.name).pathname).filter(path => path.includes("/assets/"))"""
 
 
 @pytest.fixture
@@ -235,4 +241,16 @@ def test_api_page_shows_example_with_address(browser: Browser, address: str) -> 
     call = page.locator("details.ts-call", has_text="/v1/fine_tuning/jobs").first
     call.locator("summary").click()
     expect(call.locator("pre")).to_contain_text(f'curl "{origin}/v1/fine_tuning/jobs')
+    page.context.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/chat", "/models"])
+def test_document_names_all_files_that_its_scripts_load(
+    browser: Browser, address: str, path: str
+) -> None:
+    page = open_page(browser, address, path)
+    loaded = {name.rpartition("/")[2] for name in page.evaluate(LOADED_JS)}
+    document = page.request.get(f"{address}{path}").text()
+    named = set(re.findall(r'href="(?:\./)?assets/([^"]+)"', document))
+    assert loaded == named
     page.context.close()

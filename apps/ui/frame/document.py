@@ -5,13 +5,20 @@ of the document itself, so that it appears at once.
 """
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from html import escape
 
 from apps.ui import markup
-from apps.ui.frame.assets import ASSETS, FRAME_STYLE, link_asset
+from apps.ui.frame.assets import ASSETS, FRAME_STYLE, PAGE_STYLE, link_asset
 from apps.ui.frame.languages import list_languages
+from apps.ui.frame.needed_files import list_needed_files
 
+_COMPONENT_TYPE = re.compile(r'"type": ?"([a-z]+)"')
+_COMMON_TYPES = ("column",)
+"""What Gradio draws on each page without naming it."""
+_LATER_TYPES = {"": ("accordion", "checkbox", "dropdown", "number", "radio", "textbox")}
+"""By page: the components that are drawn when its data are known, here those of settings."""
 _THEME_HASH = re.compile(r'"theme_hash": ?"(\w+)"')
 _BODY = re.compile(r"<body\b[^>]*>")
 _MANIFEST = re.compile(r'<link rel="manifest"[^>]*>')
@@ -36,7 +43,9 @@ def complete_document(html: str, current: str) -> str:
     """Return Gradio's document of a page with our head and header."""
     theme_hash = next(iter(_THEME_HASH.findall(html)), "")
     title = markup.TITLES.get(current, "")
-    head, top = _render_head(title, theme_hash), _render_top(current)
+    types = {*_COMPONENT_TYPE.findall(html), *_COMMON_TYPES, *_LATER_TYPES.get(current, ())}
+    head = _render_head(title, theme_hash) + _render_gradio_head(types)
+    top = _render_top(current)
     html = _remove_script(_MANIFEST.sub("", html), _SPACES_MARK)
     html = html.replace('control_page_title="true"', 'control_page_title="false"', 1)
     # The head of Gradio begins with its character set and base.
@@ -66,6 +75,19 @@ def _render_head(title: str, theme_hash: str) -> str:
         f'<link rel="stylesheet" href="{link_asset(FRAME_STYLE)}">'
         f'<script src="{link_asset("translate.js")}" defer></script>'
         f'<script src="{link_asset("page.js")}" defer></script>'
+    )
+
+
+def _render_gradio_head(types: Iterable[str]) -> str:
+    """Render the links to the styles of what Gradio draws, and to the files that its scripts load.
+
+    Without them, a browser would find most files one after the other, as each is executed.
+    """
+    scripts, styles = list_needed_files(types)
+    return (
+        f'<link rel="stylesheet" href="{link_asset(PAGE_STYLE)}">'
+        + "".join(f'<link rel="modulepreload" crossorigin href="{name}">' for name in scripts)
+        + "".join(f'<link rel="preload" as="style" crossorigin href="{name}">' for name in styles)
     )
 
 
