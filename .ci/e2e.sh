@@ -13,13 +13,19 @@ case ${2:-} in
 long) length=long ;;
 *) echo "e2e.sh: unknown argument '$2'; expected 'long' or none" >&2 && exit 2 ;;
 esac
-# Run a command in a new session with a niceness, where sessions have one.
+# Run a command in a new session with a niceness, where sessions have one. Without privileges, one
+# session of the machine may change its niceness in 0.1 s.
 run_in_session() {
     # shellcheck disable=SC2016 # the inner shell expands it
-    setsid bash -c 'echo "$1" 2>/dev/null >/proc/self/autogroup; shift; exec "$@"' session "$@"
+    setsid bash -c '
+        for _ in {1..50}; do
+            [ -e /proc/self/autogroup ] && ! echo "$1" >/proc/self/autogroup || break
+            sleep 0.15
+        done 2>/dev/null
+        exec "${@:2}"' session "$@"
 }
-# Run the tests that a marker expression selects, by a command before Python's; other folders have
-# none.
+# Run the tests that a marker expression selects. The other arguments are the beginning of a command
+# that runs Python.
 run_tests() {
     "${@:2}" "$python" -m pytest --durations=25 -m "e2e and $length and $1" tests/e2e tests/faults
 }

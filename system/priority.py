@@ -1,11 +1,13 @@
 """The CPU priority of threads, processes and sessions.
 
-Linux shares the processors among sessions first, unless their control group does so: a niceness
+Linux shares the processors among sessions first, unless a control group shares them: a niceness
 counts only within a session. Sources: setpriority(2), and "The autogroup feature" in sched(7).
 """
 
+import logging
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +15,9 @@ _THREAD_NICENESS = 10
 _PROCESS_NICENESS = 15
 _SESSION_NICENESS = 15
 _AUTOGROUP = Path("/proc/self/autogroup")
+_NUM_ATTEMPTS = 50
+_INTERVAL_S = 0.1
+_logger = logging.getLogger(__name__)
 
 
 def lower_thread_priority() -> None:
@@ -41,10 +46,22 @@ def lower_process_priority() -> None:
 def lower_session_priority() -> None:
     """Lower the CPU priority of all processes of this session, compared with other sessions.
 
-    Only for a session that does nothing else. Does nothing where sessions have no priority.
+    Only for a session that does nothing else. Does nothing where sessions have no priority. Without
+    privileges, Linux permits one such change in 0.1 s on the whole machine: waits for its turn.
     """
-    with suppress(OSError):
-        _AUTOGROUP.write_text(str(_SESSION_NICENESS))
+    if not _AUTOGROUP.exists():
+        return
+    for _ in range(_NUM_ATTEMPTS):
+        try:
+            _AUTOGROUP.write_text(str(_SESSION_NICENESS))
+        except BlockingIOError:
+            time.sleep(_INTERVAL_S * (1 + os.getpid() % 8 / 8))  # others wait for their turn too
+        except OSError as exc:
+            _logger.warning("The priority of the session stays as it is: %s", exc)
+            return
+        else:
+            return
+    _logger.warning("The priority of the session stays as it is: others change theirs all the time")
 
 
 def move_to_low_priority_session() -> None:
@@ -55,8 +72,14 @@ def move_to_low_priority_session() -> None:
     """
     if not _AUTOGROUP.exists():
         return
-    with suppress(PermissionError):  # its parent is in another session
-        if os.getpgrp() == os.getpid():  # which may not create a session: join another group before
+    group = os.getpgrp()
+    try:
+        if group == os.getpid():  # the leader of a group cannot create a session
             os.setpgid(0, os.getpgid(os.getppid()))
         os.setsid()
-        lower_session_priority()
+    except PermissionError as exc:  # it is a session's leader, or a child of it is in its group
+        _logger.warning("The process stays in its session: %s", exc)
+        with suppress(PermissionError):
+            os.setpgid(0, group)
+        return
+    lower_session_priority()

@@ -2,7 +2,9 @@
 
 By default, Gradio ignores an event while the previous one of its kind is being processed, also in a
 chain (`then`). That is right for a button that starts something. An event that shows what was
-chosen or typed has the options `LATEST`: it is repeated for the latest value.
+chosen or typed has the options `LATEST`: it is repeated for the latest value. A repetition repeats
+all listeners of the event of the component. So at most one of them may have these options, or two
+could repeat each other without end; others follow it in its chain.
 """
 
 from typing import Any, Literal, TypedDict

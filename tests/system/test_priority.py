@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from system.priority import lower_thread_priority
+from system import priority
+from system.priority import lower_session_priority, lower_thread_priority
 from system.threads import run_in_new_thread
 
 pytestmark = pytest.mark.anyio
@@ -38,11 +39,17 @@ def show():
     priority = Path("/proc/self/autogroup").read_text().split()[-1]
     print(os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), priority, flush=True)
 
-if sys.argv[1] == "leader":  # as Ray's workers are, but in the session of their parent
+if sys.argv[1] != "member":  # as Ray's workers, which are in the session of their parent
     os.setpgid(0, 0)
+if sys.argv[1] == "parent":
+    import subprocess
+
+    child = subprocess.Popen(["sleep", "60"])
 show()
 move_to_low_priority_session()
 show()
+if sys.argv[1] == "parent":
+    child.kill()
 """
 has_sessions_with_priority = pytest.mark.skipif(
     not Path("/proc/self/autogroup").exists(), reason="sessions have no priority here"
@@ -102,3 +109,48 @@ def test_session_leader_keeps_its_session() -> None:
         check=True,
     )
     assert shown.stdout.split()[3:5] == ["True", "True"]
+
+
+@has_sessions_with_priority
+def test_process_whose_child_needs_its_group_stays_in_it() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW_SESSIONS, "parent"], capture_output=True, text=True, check=True
+    )
+    words = shown.stdout.split()
+    assert words[:2] == words[3:5] == ["False", "True"]
+    assert "stays in its session" in shown.stderr
+
+
+class _BusyFile:
+    """A file that cannot be written yet, as that of a session without privileges."""
+
+    def __init__(self, num_refusals: int, fault: type[OSError]) -> None:
+        self.num_refusals = num_refusals
+        self.fault = fault
+        self.written: list[str] = []
+
+    def exists(self) -> bool:
+        return True
+
+    def write_text(self, text: str) -> None:
+        if len(self.written) < self.num_refusals:
+            self.written.append("")
+            raise self.fault(11, "Resource temporarily unavailable")
+        self.written.append(text)
+
+
+def test_session_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _BusyFile(2, BlockingIOError)
+    monkeypatch.setattr(priority, "_AUTOGROUP", file)
+    lower_session_priority()
+    assert file.written == ["", "", "15"]
+
+
+def test_session_that_may_not_change_its_priority_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = _BusyFile(99, PermissionError)
+    monkeypatch.setattr(priority, "_AUTOGROUP", file)
+    lower_session_priority()
+    assert file.written == [""]
+    assert "The priority of the session stays as it is" in caplog.text

@@ -188,7 +188,8 @@ def build_chat_page(client: ApiClient) -> None:
     ui.kept.change(None, ui.kept, js=STORE_JS)
     settings.listen()
     answering = _build_questions(ui, questions)
-    stopping: EventOptions = {**LATEST_RAW, "cancels": answering}
+    stopping: EventOptions = {**RAW, "cancels": answering}
+    choosing: EventOptions = {**LATEST_RAW, "cancels": answering}
     ui.bar.stop.click(questions.stop_answer, ui.chat, [ui.kept, *buttons], **stopping)
     ui.bar.clear.click(
         questions.empty_conversation,
@@ -200,7 +201,7 @@ def build_chat_page(client: ApiClient) -> None:
         page.choose,
         [ui.chat, ui.menu, ui.model, ui.bar.text],
         [ui.note, ui.history, ui.answered_by, ui.bar.text, ui.kept, ui.go_on, ui.compare],
-        **stopping,
+        **choosing,
     )
     chosen.then(None, ui.model, js=SHOW_MODEL_JS)
     chosen.then(questions.free_buttons, ui.chat, [ui.kept, ui.go_on, *buttons], **LATEST).then(

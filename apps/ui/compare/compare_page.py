@@ -289,7 +289,8 @@ def build_compare_page(client: ApiClient) -> None:
         )
         step.then(page.free_compare, ui.comparison, buttons, **LATEST)
         answering.append(step)
-    stopping: EventOptions = {**LATEST_RAW, "cancels": answering}
+    stopping: EventOptions = {**RAW, "cancels": answering}
+    choosing: EventOptions = {**LATEST_RAW, "cancels": answering}
     ui.bar.stop.click(page.stop_all, ui.comparison, [*ui.column_outputs, *buttons], **stopping)
     ui.bar.clear.click(
         page.empty_all, [ui.comparison, ui.menu], [*ui.column_outputs, *buttons], **stopping
@@ -298,7 +299,7 @@ def build_compare_page(client: ApiClient) -> None:
         page.choose_models,
         [ui.comparison, ui.menu, ui.models],
         [*shown, *buttons],
-        **stopping,
+        **choosing,
     )
     chosen.then(None, ui.models, js=SHOW_MODELS_JS)
     chosen.then(page.suggest_all, [ui.comparison, ui.menu], histories, **LATEST_RAW)

@@ -16,7 +16,7 @@ from apps.client.model_resources import Model
 from apps.client.resources import Estimate
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.events import LATEST
+from apps.ui.events import LATEST, QUIET
 from apps.ui.fine_tune.data.column_mapping import COLUMNS, RECALL_COLUMNS_JS, recall_columns
 from apps.ui.fine_tune.data.data_panel import DataPanel
 from apps.ui.fine_tune.data.file_menu import RECALL_FILE_JS, FileMenu, choose_file
@@ -306,7 +306,6 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress_on=page.preview,
         api_visibility="private",
     )
-    page.model.input(page.show_model, page.model, page.facts, **LATEST)
     defaults, entered = page.settings.defaults, page.settings.entered
     task_chosen = page.task.input(
         page.choose_task,
@@ -315,9 +314,8 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         **LATEST,
     )
     file_choices = _listen_to_files(page)
-    events: list[Callable[..., Dependency]] = [task_chosen.then]
-    for listen_to_choice in (page.model.input, *file_choices):
-        chosen = listen_to_choice(
+    chosen = [
+        listen_to_choice(
             page.choose_settings,
             [page.model, page.data, defaults],
             [page.notice, page.task, defaults],
@@ -326,7 +324,10 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
             concurrency_limit=1,
             **LATEST,
         )
-        events.append(chosen.then)
+        for listen_to_choice in (page.model.input, *file_choices)
+    ]
+    chosen[0].then(page.show_model, page.model, page.facts, **LATEST)
+    events = [event.then for event in (task_chosen, *chosen)]
     changed = page.panel.listen(
         page.model, page.task, page.data, entered, defaults, page.show_preview, events
     )
@@ -344,7 +345,7 @@ def _listen_to_files(page: FineTunePage) -> list[Callable[..., Dependency]]:
     checks: list[Callable[..., Dependency]] = []
     for listen_to_data in page.files.listen():
         listen_to_data(None, None, None, js=HOLD_JS, api_visibility="private")
-        checked = listen_to_data(page.wait_for_check, page.data, None, **LATEST)
+        checked = listen_to_data(page.wait_for_check, page.data, None, **QUIET)
         checks.append(checked.then)
         checked.then(
             page.files.list_all_files,

@@ -73,13 +73,25 @@ class TrainingSettingsPlace:
         fields = list(settings.fields.values())
         entering = [field.input for field in (settings.name, *fields)]  # type: ignore[attr-defined]
         gr.on(entering, None, None, None, js=CHANGED_JS)
+        row_fields = [settings.fields[key] for key in settings.row_keys]
+        menus = [field for field in row_fields if isinstance(field, gr.Dropdown)]
+        kept = {"inputs": [self.entered, settings.name, *fields], "outputs": self.entered, **LATEST}
         gr.on(
-            entering,
+            [field.input for field in (settings.name, *fields) if field not in menus],  # type: ignore[attr-defined]
             settings.keep,
-            [self.entered, settings.name, *fields],
-            self.entered,
-            **LATEST,
+            **kept,
         )
+        previews = [field.blur for field in row_fields if field not in menus]  # type: ignore[attr-defined]
+        if menus:
+            previews.append(gr.on([menu.input for menu in menus], settings.keep, **kept).then)
+        for listen in previews:
+            listen(
+                settings.update_preview,
+                [model, data, *row_fields],
+                preview,
+                show_progress_on=preview,
+                **LATEST_SHOWN,
+            )
         settings.preset.input(
             lambda preset: preset,
             settings.preset,
@@ -88,16 +100,6 @@ class TrainingSettingsPlace:
         )
         settings.more.expand(lambda: True, None, self._is_more_open, **LATEST)
         settings.more.collapse(lambda: False, None, self._is_more_open, **LATEST)
-        if settings.row_keys:
-            row_fields = [settings.fields[key] for key in settings.row_keys]
-            gr.on(
-                [watch_field(field) for field in row_fields],
-                settings.update_preview,
-                [model, data, *row_fields],
-                preview,
-                show_progress_on=preview,
-                **LATEST_SHOWN,
-            )
         chosen = [model, task, data, settings.name, *fields]
         settings.check_button.click(
             settings.check_settings,
@@ -166,8 +168,3 @@ class TrainingSettingsPlace:
             show_progress="hidden",
             api_visibility="private",
         )
-
-
-def watch_field(field: Component) -> Any:
-    """Return the event of a new value: `input` for a dropdown, `blur` for other fields."""
-    return field.input if isinstance(field, gr.Dropdown) else field.blur  # type: ignore[attr-defined]

@@ -49,7 +49,11 @@ def _find_asset(name: str) -> Path | None:
 
 @cache
 def _join_page_styles() -> bytes:
-    """Return the styles of what Gradio draws as one, more specific than those of Gradio itself."""
+    """Return the styles of what Gradio draws as one, more specific than those of Gradio itself.
+
+    Those of a view follow the common ones. None may be a rule that cannot be nested, such as
+    `@keyframes`.
+    """
     common = ASSETS / _COMMON_STYLE
     of_views = sorted({*ASSETS.glob("*.css")} - {common, ASSETS / FRAME_STYLE})
     rules = "".join(path.read_text() for path in (common, *of_views))
@@ -58,9 +62,11 @@ def _join_page_styles() -> bytes:
 
 def send_asset(name: str, query: str = "") -> Response:
     """Answer with a file in `assets`, or 404; browsers keep it if the query is its version."""
+    path = _find_asset(name)
+    if path is None and name != PAGE_STYLE:
+        return PlainTextResponse("not found", 404)
     is_current = query == f"v={_hash_asset(name)}"
     headers = CACHED_FILE_HEADERS if is_current else {"cache-control": "no-cache"}
-    if name == PAGE_STYLE:
+    if path is None:
         return Response(_join_page_styles(), headers=headers, media_type="text/css")
-    path = _find_asset(name)
-    return FileResponse(path, headers=headers) if path else PlainTextResponse("not found", 404)
+    return FileResponse(path, headers=headers)

@@ -81,7 +81,7 @@ def _render_head(title: str, theme_hash: str) -> str:
 def _render_gradio_head(types: Iterable[str]) -> str:
     """Render the links to the styles of what Gradio draws, and to the files that its scripts load.
 
-    Without them, a browser would find most files one after the other, as each is executed.
+    A browser would find most of these files only after it has run the scripts before them.
     """
     scripts, styles = list_needed_files(types)
     return (

@@ -6,6 +6,7 @@ draw any page, and those of its components.
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -20,11 +21,12 @@ _IMPORT = re.compile(r"\bimport\(`\./([^`]+)`\)")
 _NUMBERS = re.compile(r"__vite__mapDeps\(\[([\d,]+)\]\)")
 _COMPONENT = re.compile(r"\b([a-z]+):\{(?:[a-z]+:\(\)=>[^{}]*?,)?component:\(\)=>")
 _MAX_DISTANCE = 200  # characters between a name and its numbers
+_logger = logging.getLogger(__name__)
 
 
 @cache
 def _read_script(name: str) -> tuple[str, list[str]]:
-    """Return a script, and the files that its numbers mean."""
+    """Return a script, and the files that its numbers refer to."""
     text = (_FRONTEND / "assets" / name).read_text()
     files = _FILES.search(text)
     return text, json.loads(files[1]) if files else []
@@ -40,8 +42,19 @@ def _find_imports(name: str, start: int = 0) -> Iterator[tuple[str, list[str]]]:
 
 
 @cache
-def _find_common_files() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the files that every document needs, and by type those of each component."""
+def _find_frontend_files() -> tuple[list[str], dict[str, list[str]]]:
+    """Return the files that every document needs, and by type those of each component.
+
+    Without them, browsers load the files all the same, but later.
+    """
+    try:
+        return _read_frontend()
+    except (OSError, ValueError, IndexError) as exc:
+        _logger.warning("The files of Gradio's frontend cannot be found in its scripts: %s", exc)
+        return [], {}
+
+
+def _read_frontend() -> tuple[list[str], dict[str, list[str]]]:
     entry = _ENTRY.search((_FRONTEND / "index.html").read_text())
     common: list[str] = []
     components: dict[str, list[str]] = {}
@@ -64,7 +77,7 @@ def list_needed_files(types: Iterable[str]) -> tuple[list[str], list[str]]:
 
     Types that are unknown are ignored. Both lists are empty if Gradio's scripts have another form.
     """
-    common, components = _find_common_files()
+    common, components = _find_frontend_files()
     names = [*common, *(name for kind in sorted(types) for name in components.get(kind, []))]
     addresses = dict.fromkeys(f"assets/{name.removeprefix('./')}" for name in names)
     scripts = [address for address in addresses if address.endswith(".js")]

@@ -1,6 +1,6 @@
 """The data of the page "Fine-tune" in three tabs: first rows as tokens, all rows, statistics."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -8,7 +8,7 @@ from gradio.components import Component
 from gradio.events import Dependency
 
 from apps.client.client import ApiClient
-from apps.ui.events import LATEST, LATEST_SHOWN
+from apps.ui.events import LATEST, LATEST_SHOWN, QUIET
 from apps.ui.fine_tune.data.column_mapping import REMEMBER_COLUMNS_JS, ColumnMapping
 from apps.ui.fine_tune.data.row_browser import RowBrowser, RowView
 from apps.ui.fine_tune.data.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
@@ -86,7 +86,7 @@ class DataPanel:
         entered: gr.State,
         defaults: gr.State,
         show_preview: ShowPreview,
-        changes: list[Callable[..., Dependency]],
+        changes: Sequence[Callable[..., Dependency]],
     ) -> list[Dependency]:
         """Update the panel after each of the `changes` of model, data and task.
 
@@ -133,18 +133,18 @@ class DataPanel:
         return changed
 
     def _listen_to_tabs(self, data: Component, asked: list[Component]) -> None:
-        self.tokens_tab.select(self.open_tokens, None, self.tab, **LATEST)
+        self.tokens_tab.select(self.open_tokens, None, self.tab, **QUIET)
         self.rows_tab.select(
             self.open_rows,
             [data, self.browser.search],
             [self.tab, *self.browser.outputs],
-            **LATEST,
+            **QUIET,
         )
         self.statistics_tab.select(
             self.open_statistics,
             [self.statistics.watch, *asked],
             [self.tab, *self.statistics.outputs],
-            **LATEST,
+            **QUIET,
         )
 
     def _listen_to_rows(self, data: Component) -> None:

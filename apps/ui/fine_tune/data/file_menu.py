@@ -151,7 +151,7 @@ class FileMenu:
         ]
         for listen in chosen:
             listen(None, self.menu, None, js=REMEMBER_JS, api_visibility="private")
-        self.menu.input(self.keep_file, None, self.question, **LATEST)
+        self.menu.input(self.keep_file, None, self.question, **QUIET)
         return chosen
 
     async def list_files(self) -> list[File]:

@@ -24,7 +24,7 @@ def frontend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     needed_files._read_script.cache_clear()
-    needed_files._find_common_files.cache_clear()
+    needed_files._find_frontend_files.cache_clear()
 
 
 def test_files_of_components_are_found_in_the_installed_frontend() -> None:
@@ -59,7 +59,19 @@ def test_scripts_are_read_as_vite_writes_them(frontend: Path) -> None:
     assert list_needed_files(["aa"])[1] == ["assets/core-1.css", "assets/A-1.css"]
 
 
-@pytest.mark.parametrize("script", [None, "", "import(`./core-1.js`)"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        None,
+        "",
+        "import(`./core-1.js`)",
+        "import(`./core-1.js`),__vite__mapDeps([0])",
+        DEPENDENCIES % '["./core-1.js"]' + "import(`./core-1.js`),__vite__mapDeps([7])",
+        DEPENDENCIES % '["./core-1.js"]' + "import(`./core-1.js`),__vite__mapDeps([0])",
+        DEPENDENCIES % "[`./core-1.js`]" + "import(`./core-1.js`),__vite__mapDeps([0])",
+        DEPENDENCIES % '["./core-1.js"]' + "import(`./core-1.js`),__vite__mapDeps([,])",
+    ],
+)
 def test_other_frontends_have_no_needed_files(frontend: Path, script: str | None) -> None:
     (frontend / "index.html").write_text("<html></html>" if script is None else ENTRY)
     (frontend / "assets" / "index-1.js").write_text(script or "")

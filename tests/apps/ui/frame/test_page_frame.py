@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from apps.ui.frame import assets
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import serve_page
@@ -59,6 +60,28 @@ def test_browsers_keep_files_whose_address_has_their_hash(page: str) -> None:
     script = next(address for address in addresses if address.startswith("assets/"))
     for address in ("assets/none.js", f"{script}?v=0", "theme.css", "theme.css?v=0"):
         assert "cache-control" not in httpx.get(f"{page}/{address}").headers
+
+
+def test_styles_of_the_page_are_one_file_that_is_more_specific_than_those_of_gradio(
+    page: str,
+) -> None:
+    html = httpx.get(f"{page}/runs").text
+    (address,) = re.findall(r'href="(page-assets/page\.css[^"]*)"', html)
+    answer = httpx.get(f"{page}/{address}")
+    assert answer.headers["content-type"].startswith("text/css")
+    rules = answer.text
+    assert rules.startswith(":root:root:root {\n")
+    assert rules.count("{") == rules.count("}")
+    assert 0 < rules.index(".ts-notice") < rules.index(".ts-runs-page")
+    assert ".ts-header" not in rules
+    assert not re.search(r"@(keyframes|font-face|import|charset|property)|:root [{.]", rules[16:])
+
+
+def test_unknown_names_of_files_are_not_remembered(page: str) -> None:
+    before = assets._hash_asset.cache_info().currsize
+    for number in range(3):
+        assert httpx.get(f"{page}/page-assets/none-{number}.js?v=1").status_code == 404
+    assert assets._hash_asset.cache_info().currsize == before
 
 
 @pytest.mark.parametrize("path", ["/nonsense", "/a/b/c", "/config", "/gradio_api/info"])
