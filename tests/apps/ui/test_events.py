@@ -45,6 +45,7 @@ def test_events_of_settings_have_at_most_one_repeated_listener(
 ) -> None:
     async def build(client: ApiClient) -> gr.Blocks:
         defaults = (await client.jobs.get_defaults("base", task)).model_dump(by_alias=True)
+        blocks: gr.Blocks
         with gr.Blocks(analytics_enabled=False) as blocks:
             page = FineTunePage(client, UploadFolder(tmp_path))
             actions = JobActions(page.start, page.estimate, page.name_file, page.show_preview)
