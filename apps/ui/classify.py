@@ -19,7 +19,7 @@ from apps.client.resources import ScoredLabel, TextLabels, read_resources
 from apps.middleware.body_limit import MAX_IMAGES_BYTES
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.events import LATEST
+from apps.ui.events import LATEST, QUIET
 from apps.ui.notices import show_notice
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
 
@@ -209,8 +209,7 @@ def build_classify_page(client: ApiClient, uploads: UploadFolder) -> None:
     gr.on(
         fn=page.show_classifiers,
         outputs=[page.model, page.models, page.note, *inputs],
-        show_progress="hidden",
-        api_visibility="private",
+        **QUIET,
     )
     page.model.input(
         page.choose_classifier,

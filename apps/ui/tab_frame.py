@@ -5,6 +5,7 @@ from typing import Any
 
 import gradio as gr
 
+from apps.ui.events import QUIET
 from apps.ui.frame.assets import link_script
 from apps.ui.tab_state import TabMessage, TabState
 
@@ -41,6 +42,5 @@ def build_tab_frame(
             state,
             [frame, state],
             trigger_mode="multiple",  # the script waits for each answer; Gradio would drop its data
-            show_progress="hidden",
-            api_visibility="private",
+            **QUIET,
         )

@@ -10,6 +10,7 @@ from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui.cluster.cluster_markup import render_cluster
 from apps.ui.error_messages import describe_error
+from apps.ui.events import QUIET
 from apps.ui.notices import show_notice
 
 INTERVAL_S = 10.0
@@ -63,13 +64,11 @@ def build_cluster_page(client: ApiClient) -> None:
         fn=page.show_cluster,
         inputs=page.digest,
         outputs=page.outputs,
-        show_progress="hidden",
-        api_visibility="private",
+        **QUIET,
     )
     page.timer.tick(
         page.show_cluster,
         page.digest,
         page.outputs,
-        show_progress="hidden",
-        api_visibility="private",
+        **QUIET,
     )

@@ -9,7 +9,7 @@ from gradio.components import Component
 from apps.client.errors import ApiClientError
 from apps.client.resources import Defaults
 from apps.ui.error_messages import describe_error
-from apps.ui.events import LATEST, LATEST_SHOWN
+from apps.ui.events import LATEST, LATEST_SHOWN, QUIET
 from apps.ui.fine_tune.setting_export import ADD_ORIGIN_JS
 from apps.ui.fine_tune.setting_fields import FieldError
 from apps.ui.fine_tune.setting_problems import NAME_KEY
@@ -71,17 +71,14 @@ class TrainingSettingsPlace:
         preview: Component,
     ) -> None:
         fields = list(settings.fields.values())
-        entering = [field.input for field in (settings.name, *fields)]  # type: ignore[attr-defined]
-        gr.on(entering, None, None, None, js=CHANGED_JS)
-        row_fields = [settings.fields[key] for key in settings.row_keys]
+        entries: list[Any] = [settings.name, *fields]
+        gr.on([entry.input for entry in entries], None, None, None, js=CHANGED_JS)
+        row_fields: list[Any] = [settings.fields[key] for key in settings.row_keys]
         menus = [field for field in row_fields if isinstance(field, gr.Dropdown)]
-        kept = {"inputs": [self.entered, settings.name, *fields], "outputs": self.entered, **LATEST}
-        gr.on(
-            [field.input for field in (settings.name, *fields) if field not in menus],  # type: ignore[attr-defined]
-            settings.keep,
-            **kept,
-        )
-        previews = [field.blur for field in row_fields if field not in menus]  # type: ignore[attr-defined]
+        kept = {"inputs": [self.entered, *entries], "outputs": self.entered, **LATEST}
+        others = [entry.input for entry in entries if entry not in menus]
+        gr.on(others, settings.keep, **kept)
+        previews = [field.blur for field in row_fields if field not in menus]
         if menus:
             previews.append(gr.on([menu.input for menu in menus], settings.keep, **kept).then)
         for listen in previews:
@@ -165,6 +162,5 @@ class TrainingSettingsPlace:
             import_settings,
             [export.spec, self.entered, self._num_imports],
             [export.note, self.entered, self._preset, self._num_imports],
-            show_progress="hidden",
-            api_visibility="private",
+            **QUIET,
         )

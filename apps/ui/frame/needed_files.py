@@ -24,21 +24,20 @@ _MAX_DISTANCE = 200  # characters between a name and its numbers
 _logger = logging.getLogger(__name__)
 
 
-@cache
-def _read_script(name: str) -> tuple[str, list[str]]:
-    """Return a script, and the files that its numbers refer to."""
-    text = (_FRONTEND / "assets" / name).read_text()
-    files = _FILES.search(text)
-    return text, json.loads(files[1]) if files else []
+class _Script:
+    """A script of the frontend."""
 
+    def __init__(self, name: str) -> None:
+        self.text = (_FRONTEND / "assets" / name).read_text()
+        files = _FILES.search(self.text)
+        self._files: list[str] = json.loads(files[1]) if files else []
 
-def _find_imports(name: str, start: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """Yield each script that a script loads later, with all files that are needed for it."""
-    text, files = _read_script(name)
-    for found in _IMPORT.finditer(text, start):
-        numbers = _NUMBERS.search(text, found.end(), found.end() + _MAX_DISTANCE)
-        if numbers:
-            yield found[1], [files[int(number)] for number in numbers[1].split(",")]
+    def find_imports(self, start: int = 0) -> Iterator[tuple[str, list[str]]]:
+        """Yield each script that this one loads later, with all files that are needed for it."""
+        for found in _IMPORT.finditer(self.text, start):
+            numbers = _NUMBERS.search(self.text, found.end(), found.end() + _MAX_DISTANCE)
+            if numbers:
+                yield found[1], [self._files[int(number)] for number in numbers[1].split(",")]
 
 
 @cache
@@ -60,14 +59,12 @@ def _read_frontend() -> tuple[list[str], dict[str, list[str]]]:
     components: dict[str, list[str]] = {}
     if entry is None:
         return common, components
-    loaded = dict(_find_imports(entry[1]))
-    for files in loaded.values():
-        common += files
-    for name in loaded:
-        common += next((files for _, files in _find_imports(name) if "Blocks-" in files[0]), [])
-        text, _ = _read_script(name)
-        for found in _COMPONENT.finditer(text):
-            _, files = next(_find_imports(name, found.end()), ("", []))
+    for name, needed in _Script(entry[1]).find_imports():
+        script = _Script(name)
+        common += needed
+        common += next((files for _, files in script.find_imports() if "Blocks-" in files[0]), [])
+        for found in _COMPONENT.finditer(script.text):
+            _, files = next(script.find_imports(found.end()), ("", []))
             components.setdefault(found[1], files)
     return common, components
 

@@ -20,6 +20,7 @@ from apps.client.evaluation_resources import Evaluation
 from apps.client.model_resources import HubPermissions, HubTransfer, Model, ModelAlias
 from apps.ui.chat.model_menu import TASK
 from apps.ui.error_messages import describe_error
+from apps.ui.events import QUIET
 from apps.ui.models.form_fields import FORMS, FormProblem, describe_refusal
 from apps.ui.models.hub_view import HubForms, render_install_form, render_transfers
 from apps.ui.models.model_actions import ModelAction, perform, read_action
@@ -301,8 +302,7 @@ def _list_state_updates(shown: ShownModel, before: ShownModel) -> list[Any]:
 def build_models_page(client: ApiClient) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client)
-    quiet: Any = {"show_progress": "hidden", "api_visibility": "private"}
-    gr.on(fn=page.show_models, outputs=page.outputs, **quiet)
-    page.timer.tick(page.update_models, page.shown, page.outputs, **quiet)
-    page.transfer_timer.tick(page.follow_transfers, page.shown, page.outputs, **quiet)
-    page.view.click(page.change_models, page.shown, page.outputs, **quiet).then(None, js=DONE_JS)
+    gr.on(fn=page.show_models, outputs=page.outputs, **QUIET)
+    page.timer.tick(page.update_models, page.shown, page.outputs, **QUIET)
+    page.transfer_timer.tick(page.follow_transfers, page.shown, page.outputs, **QUIET)
+    page.view.click(page.change_models, page.shown, page.outputs, **QUIET).then(None, js=DONE_JS)

@@ -23,7 +23,6 @@ def frontend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    needed_files._read_script.cache_clear()
     needed_files._find_frontend_files.cache_clear()
 
 
