@@ -32,7 +32,6 @@ from apps.ui.models.models_page import build_models_page
 from apps.ui.protection.access import PageGuard, read_password
 from apps.ui.protection.key_check import KeyCheck
 from apps.ui.protection.route_allowlist import RouteGuard
-from apps.ui.protection.session_functions import SessionFunctions
 from apps.ui.protection.unread_calls import UnreadCalls
 from apps.ui.protection.uploads import UPLOAD_LIFETIME_S, UploadFolder
 from apps.ui.protection.visitor import find_visitor_key
@@ -101,7 +100,7 @@ def build_http(settings: UiSettings) -> PageGuard:
 def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder) -> FastAPI:
     """Build the page with all routes of Gradio; it must not be exposed without its guards.
 
-    `state.functions` of the result has the functions of each session, by their ids; `state.unread`
+    `state.functions` of the result has the functions of the pages by their ids; `state.unread`
     counts the calls whose results were not read.
     """
 
@@ -142,7 +141,7 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
         )
     # Gradio checks the paths of files only in an application that is marked as launched.
     blocks.has_launched = True
-    app.state.functions = SessionFunctions(blocks)
+    app.state.functions = blocks.default_config.fns
     app.state.unread = UnreadCalls(partial(_count_events, blocks), partial(_forget, blocks))
     return app
 

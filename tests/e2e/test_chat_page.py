@@ -287,7 +287,7 @@ def test_questions_of_the_models_data_are_suggested(chat: Page, stub: StubApi) -
 
 def test_columns_setting_updates_preview(chat: Page, stub: StubApi) -> None:
     chat.goto(chat.url.replace("/chat", "/"))
-    chat.click("#more-settings button")
+    chat.click("#more-settings summary")
     columns = chat.locator("#setting-columns textarea, #setting-columns input")
     columns.fill('{"prompt": "q"}')
     columns.blur()

@@ -36,6 +36,11 @@ def choose(page: Page, elem_id: str, option: str) -> None:
     page.get_by_role("option", name=option, exact=True).click()
 
 
+def select(page: Page, name: str, option: str) -> None:
+    """Choose a value of a setting."""
+    page.locator(f"#setting-{name} select").select_option(option)
+
+
 def enter(page: Page, elem_id: str, value: str) -> None:
     """Click into a field, which waits until the page accepts input, and replace its text."""
     field = page.locator(f"#{elem_id} textarea, #{elem_id} input")
@@ -61,10 +66,10 @@ def test_page_fine_tunes_classifier_shows_confusion_and_classifies(
     enter(page, "setting-epochs", "8")
     enter(page, "setting-learning-rate", "0.005")
     enter(page, "setting-num-workers", "1")
-    page.click("#more-settings button")
+    page.click("#more-settings summary")
     enter(page, "setting-validation-fraction", "0.25")
     enter(page, "setting-micro-batch-size", "2")
-    choose(page, "setting-strategy", "ddp")
+    select(page, "strategy", "ddp")
     enter(page, "run-name", "reviews")
     page.click("#start-button")
 

@@ -244,7 +244,7 @@ def test_columns_are_guessed_mapped_and_sent_with_start(page: Page, stub: StubAp
     expect(page.locator("#column-0 input")).to_have_value("reply", timeout=PATIENCE_MS)
     expect(page.locator("#column-1 input")).to_have_value("question")
     expect(page.locator("#preview")).to_contain_text("Questions with answers", timeout=PATIENCE_MS)
-    page.click("#more-settings button")
+    page.click("#more-settings summary")
     field = page.locator("#setting-columns textarea, #setting-columns input")
     expect(field).to_have_value(re.compile('"prompt": "reply"'))
     page.click("#start-button")
@@ -254,7 +254,7 @@ def test_columns_are_guessed_mapped_and_sent_with_start(page: Page, stub: StubAp
 
 def test_value_entered_while_a_preview_is_loading_is_previewed(page: Page, stub: StubApi) -> None:
     loading = threading.Event()
-    page.click("#more-settings button")
+    page.click("#more-settings summary")
     field = page.locator("#setting-columns textarea, #setting-columns input")
     stub.preview_holds = [loading]
     field.fill('{"prompt": "q"}')

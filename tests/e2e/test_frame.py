@@ -173,7 +173,7 @@ def test_focus_is_visible_on_each_kind_of_field(browser: Browser, address: str) 
     page = open_page(browser, address, "/")
     for selector in (
         *("#setting-epochs input", "#base-model input", "#run-name textarea, #run-name input"),
-        *("#start-button", "#more-settings button", "#preset input", ".ts-header nav a >> nth=1"),
+        *("#start-button", "#more-settings summary", "#preset input", ".ts-header nav a >> nth=1"),
     ):
         page.keyboard.press("Shift")  # the browser's sign that the keyboard is used
         page.locator(selector).first.focus()
@@ -185,7 +185,7 @@ def test_focus_is_visible_on_each_kind_of_field(browser: Browser, address: str) 
 def test_labels_of_check_boxes_are_not_cut_off(browser: Browser, address: str, width: int) -> None:
     page = open_page(browser, address, "/", width)
     expect(page.locator("#start-button")).to_be_enabled(timeout=PATIENCE_MS)
-    page.locator("#more-settings button").click()
+    page.locator("#more-settings summary").click()
     boxes = page.locator("#more-settings").get_by_role("checkbox")
     expect(boxes).to_have_count(2)
     for box in boxes.all():

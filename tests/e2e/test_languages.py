@@ -172,7 +172,7 @@ def test_page_has_all_texts_in_german(german: Page, address: str, path: str, rea
 
 def test_settings_and_data_are_in_german(german: Page, address: str) -> None:
     visit(german, address, "/")
-    german.locator("#more-settings button").first.click()
+    german.locator("#more-settings summary").first.click()
     expect(german.locator("#setting-precision")).to_contain_text("Rechengenauigkeit")
     german.locator("#settings-export button").first.click()
     expect(german.locator("#import-button")).to_be_visible()

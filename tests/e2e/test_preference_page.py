@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import BrowserContext, expect
 
 from tests.e2e.conftest import ROOT, Application
-from tests.e2e.test_classify_page import choose, enter
+from tests.e2e.test_classify_page import enter, select
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -27,9 +27,9 @@ def test_page_previews_pairs_and_learns_from_them(
     expect(page.locator("#task input")).to_have_value("Prefer better answers", timeout=PATIENCE_MS)
     expect(page.locator("#preview")).to_contain_text("Row 1, not preferred", timeout=PATIENCE_MS)
     enter(page, "setting-epochs", "1")
-    page.click("#more-settings button")
+    page.click("#more-settings summary")
     enter(page, "setting-validation-fraction", "0.2")
-    choose(page, "setting-loss", "ipo")
+    select(page, "loss", "ipo")
     enter(page, "run-name", "friendly")
     page.click("#start-button")
 

@@ -19,7 +19,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.e2e.conftest import Application
-from tests.e2e.test_classify_page import choose, enter, write_rows
+from tests.e2e.test_classify_page import choose, enter, select, write_rows
 from tests.e2e.test_image_job import pack_images
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
 from tests.tiny_encoder import build_tiny_encoder
@@ -157,7 +157,7 @@ def start_on_page(page: Page, rows: Path, task: str, model: str, name: str) -> N
     choose(page, "base-model", f"{model} (base)")
     expect(page.locator("#task input")).to_have_value(task, timeout=PATIENCE_MS)
     enter(page, "run-name", name)
-    page.click("#more-settings button")
+    page.click("#more-settings summary")
 
 
 def finish_on_page(page: Page) -> str:
@@ -176,11 +176,11 @@ def test_page_fine_tunes_image_classifier_with_zero(
     enter(page, "setting-epochs", "5")  # stays when the fields are those of another task
     start_on_page(page, inputs / "shapes.zip", "Classify images", IMAGE_MODEL, "colours")
     expect(page.locator("#setting-learning-rate input")).to_have_value("0.0001")
-    choose(page, "setting-augmentation", "none")
+    select(page, "augmentation", "none")
     expect(page.locator("#setting-epochs input")).to_have_value("5")
     enter(page, "setting-learning-rate", "0.003")
     enter(page, "setting-micro-batch-size", "4")
-    expect(page.locator("#setting-strategy input")).to_have_value("zero")
+    expect(page.locator("#setting-strategy select")).to_have_value('"zero"')
     made = finish_on_page(page)
     page.click("#classify-with-it")
     expect(page.locator("#classify-model input")).to_have_value(made, timeout=PATIENCE_MS)
@@ -197,7 +197,7 @@ def test_page_fine_tunes_with_pipeline(
     start_on_page(page, inputs / "chat.jsonl", "Generate text", CHAT_MODEL, "stages")
     enter(page, "setting-epochs", "1")
     enter(page, "setting-num-workers", "2")
-    choose(page, "setting-strategy", "pipeline")
+    select(page, "strategy", "pipeline")
     made = finish_on_page(page)
     page.click("#chat-with-it")
     page.wait_for_url("**/ui/chat?model=*")

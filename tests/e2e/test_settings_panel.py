@@ -9,7 +9,7 @@ import yaml
 from playwright.sync_api import Browser, Page, expect
 
 from tests.apps.stub_api import StubApi
-from tests.e2e.test_classify_page import choose, enter
+from tests.e2e.test_classify_page import enter, select
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
 
@@ -51,7 +51,7 @@ def expect_ready(page: Page) -> None:
 
 def list_shown(page: Page) -> list[str]:
     shown = page.evaluate(
-        """() => [...document.querySelectorAll('#training-settings [id^="setting-"].block')]
+        """() => [...document.querySelectorAll("#setting-form .ts-setting")]
              .filter((field) => field.checkVisibility()).map((field) => field.id)"""
     )
     return [str(one) for one in shown]
@@ -86,7 +86,7 @@ def test_settings_are_searched_and_filtered_to_changes(panel: Page) -> None:
 @pytest.mark.parametrize("width", [390, 768, 1280, 1920])
 def test_no_check_box_is_cut_off(panel: Page, width: int) -> None:
     panel.set_viewport_size({"width": width, "height": 900})
-    panel.click("#more-settings button")
+    panel.click("#more-settings summary")
     field = panel.locator("#setting-offload-optimizer")
     expect(field).to_be_visible()
     cut = field.evaluate(
@@ -134,7 +134,7 @@ def test_problem_of_closed_setting_is_shown_once_it_is_opened(panel: Page) -> No
 
 
 def test_reason_leads_to_the_field_of_the_problem(panel: Page) -> None:
-    panel.click("#more-settings button")
+    panel.click("#more-settings summary")
     columns = panel.locator("#setting-columns :is(input, textarea)")
     columns.fill("{'prompt': 'q'}")
     expect(panel.locator("#setting-columns .ts-field-error")).to_contain_text("is not JSON")
@@ -184,10 +184,10 @@ def test_data_of_another_task_switch_the_settings_and_fields_accept_text(
     panel.click("#data-file input")
     panel.get_by_role("option", name="labels.csv").click()
     expect(panel.locator("#task input")).to_have_value("Classify texts", timeout=PATIENCE_MS)
-    panel.click("#more-settings button")
+    panel.click("#more-settings summary")
     enter(panel, "setting-labels", '["hot", "cold"]')
     enter(panel, "setting-warmup-ratio", "0.2")
-    choose(panel, "setting-problem-type", "regression")
+    select(panel, "problem-type", "regression")
     expect(panel.locator("#setting-epochs input")).to_have_value("5")
     expect_ready(panel)
     panel.click("#start-button")
@@ -199,6 +199,48 @@ def test_data_of_another_task_switch_the_settings_and_fields_accept_text(
         "warmup_ratio": 0.2,
         "task_settings": {"labels": ["hot", "cold"], "problem_type": "regression"},
     }
+
+
+def test_form_that_is_replaced_keeps_what_is_typed_and_the_focus(panel: Page) -> None:
+    panel.click("#more-settings summary")
+    columns = panel.locator("#setting-columns textarea")
+    columns.fill("{}")
+    enter(panel, "setting-epochs", "4")
+    panel.evaluate("window.tuneserveSettings.startUpdate()")
+    enter(panel, "setting-epochs", "5")
+    select(panel, "precision", "fp32")
+    panel.locator("#setting-offload-optimizer input").check()
+    columns.fill('{"prompt": "que"}')
+    columns.evaluate("(field) => field.setSelectionRange(15, 15)")
+    panel.evaluate(
+        """() => window.tuneserveSettings.showForm(
+          document.querySelector("#rendered-form textarea").value)"""
+    )
+    expect(columns).to_be_focused()
+    panel.keyboard.type("ry")
+    expect(columns).to_have_value('{"prompt": "query"}')
+    expect(panel.locator("#setting-epochs input")).to_have_value("5")
+    expect(panel.locator("#setting-precision select")).to_have_value('"fp32"')
+    expect(panel.locator("#setting-offload-optimizer input")).to_be_checked()
+    panel.get_by_role("radio", name="Quick look").check()
+    expect(panel.locator("#preset-note")).to_contain_text("the data and the settings work.")
+    expect(panel.locator("#setting-precision select")).to_have_value('"fp32"')
+    expect(panel.locator("#setting-epochs input")).to_have_value("5")
+    expect(columns).to_be_visible()
+    expect_ready(panel)
+
+
+def test_settings_are_entered_by_keyboard(panel: Page) -> None:
+    panel.locator("#settings-search").focus()
+    for name in ("settings-changed-only", "setting-epochs-input", "setting-learning-rate-input"):
+        panel.keyboard.press("Tab")
+        assert panel.evaluate("document.activeElement.id") == name
+    panel.keyboard.press("Tab")
+    panel.keyboard.press("Enter")
+    panel.keyboard.press("Tab")
+    expect(panel.locator("#setting-max-length input")).to_be_focused()
+    panel.keyboard.type("64")
+    expect(panel.locator("#settings-num-changed")).to_have_text("(1)")
 
 
 def test_presets_fill_fields_and_say_what_they_are_for(panel: Page) -> None:
@@ -245,6 +287,10 @@ def test_settings_are_filled_in_from_yaml(panel: Page, stub: StubApi) -> None:
     panel.locator("#import-text textarea").fill("epochs: 4\nnonsense: 1")
     panel.click("#import-button")
     expect(panel.locator("#import-note")).to_contain_text("'nonsense'")
+    enter(panel, "setting-epochs", "9")
+    panel.locator("#import-text textarea").fill("epochs: 3")
+    panel.click("#import-button")
+    expect(panel.locator("#setting-epochs input")).to_have_value("3")  # as when it was shown first
     panel.locator("#import-text textarea").fill("base_model: x\nepochs: 4\ncolumns: {prompt: q}")
     panel.click("#import-button")
     expect(panel.locator("#setting-epochs input")).to_have_value("4", timeout=PATIENCE_MS)

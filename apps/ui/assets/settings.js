@@ -1,11 +1,10 @@
-// The settings on the page "Fine-tune": search, changed settings, problems at their fields, and the
-// check that precedes Start. Gradio builds the fields; this script only shows and hides them.
+// The settings on the page "Fine-tune": search, changed settings, problems at their fields, what the
+// fields contain, and the check that precedes Start. The server renders the form.
 (() => {
   if (window.tuneserveSettings) return;
   const CHECK_DELAY_MS = 400;
   const EARLY_DELAY_MS = 1000; // after a check of fields that were about to change
   const CHECK_PATIENCE_MS = 60000;
-  const MOUNT_DELAYS_MS = [0, 60, 200, 600, 1500]; // Gradio builds what an accordion has once it opens
   const search = { text: "", changedOnly: false };
   let version = 0; // of what is entered
   let checked = -1; // the version that was sent
@@ -14,35 +13,46 @@
   let delay;
   let patience;
   const holds = new Map(); // what the next check waits for, each with its time limit
+  const typed = new Map(); // by the id of an input, since the form was asked for
 
   const find = (id) => document.getElementById(id);
-  const place = () => find("training-settings");
-  const listFields = () =>
-    place() ? [...place().querySelectorAll('[id^="setting-"].block')] : [];
-  const findInput = (field) => field.querySelector("input, textarea");
+  const findForm = () => document.querySelector("#setting-form [data-form]");
+  const listFields = () => [...document.querySelectorAll("#setting-form .ts-setting")];
+  const findInput = (field) => field.querySelector("input, select, textarea");
+
+  // What fields contain
+
+  function read(field) {
+    const input = findInput(field);
+    if (input.type === "checkbox") return input.checked;
+    if (input.tagName === "SELECT") return JSON.parse(input.value);
+    if (input.type !== "number") return input.value;
+    const number = input.valueAsNumber; // not a number for what the browser cannot read
+    return Number.isFinite(number) ? number : null;
+  }
+
+  function collect() {
+    const form = findForm();
+    const fields = Object.fromEntries(listFields().map((field) => [field.dataset.key, read(field)]));
+    return JSON.stringify({ form: form?.dataset.form ?? "", fields });
+  }
+
+  function keep() {
+    find("keep-settings")?.click();
+  }
 
   // Search and changed settings
 
-  function readToolbar(name) {
-    const toolbar = find("settings-toolbar");
-    return toolbar ? JSON.parse(toolbar.dataset[name]) : {};
-  }
-
-  function isChanged(field, value) {
-    const input = findInput(field);
-    if (!input) return false;
-    if (input.type === "checkbox") return input.checked !== value;
-    if (typeof value === "number") return input.value === "" || Number(input.value) !== value;
-    return input.value.trim() !== String(value);
+  function isChanged(field) {
+    const value = read(field);
+    return (typeof value === "string" ? value.trim() : value) !== JSON.parse(field.dataset.default);
   }
 
   function mark() {
-    const shown = readToolbar("shown"); // by fields that do not exist before they are opened
     let numChanged = 0;
-    for (const [id, value] of Object.entries(readToolbar("defaults"))) {
-      const field = find(id);
-      const changed = field ? isChanged(field, value) : shown[id] !== value;
-      field?.classList.toggle("ts-changed", changed);
+    for (const field of listFields()) {
+      const changed = isChanged(field);
+      field.classList.toggle("ts-changed", changed);
       numChanged += changed;
     }
     const count = find("settings-num-changed");
@@ -50,29 +60,21 @@
     filter();
   }
 
-  function refresh() {
-    mark();
-    placeProblems();
-  }
-
-  function refreshOnceMounted() {
-    for (const ms of MOUNT_DELAYS_MS) setTimeout(refresh, ms);
-  }
-
   function filter() {
     const words = search.text.toLowerCase().split(/\s+/).filter(Boolean);
     const isFiltered = words.length > 0 || search.changedOnly;
     let numShown = 0;
     for (const field of listFields()) {
-      const text = `${field.innerText || field.textContent} ${field.id}`.toLowerCase();
+      const parts = [...field.querySelectorAll("label, small")].map((part) => part.textContent);
+      const text = `${parts.join(" ")} ${field.id}`.toLowerCase();
       const matches =
         words.every((word) => text.includes(word)) &&
         (!search.changedOnly || field.classList.contains("ts-changed"));
       field.classList.toggle("ts-filtered", !matches);
       numShown += matches;
     }
-    for (const group of document.querySelectorAll("#training-settings .ts-group")) {
-      const isEmpty = !group.querySelector('[id^="setting-"].block:not(.ts-filtered)');
+    for (const group of document.querySelectorAll("#setting-form .ts-group")) {
+      const isEmpty = !group.querySelector(".ts-setting:not(.ts-filtered)");
       group.classList.toggle("ts-filtered", isEmpty);
     }
     const found = find("settings-found");
@@ -83,28 +85,20 @@
       ? "All settings have their defaults." : "No setting matches.";
   }
 
-  function openMore() {
-    const button = document.querySelector("#more-settings .label-wrap");
-    if (button && !button.classList.contains("open")) button.click();
-    refreshOnceMounted();
-  }
-
   function listenToToolbar() {
     const text = find("settings-search");
     const only = find("settings-changed-only");
-    if (!text || text.dataset.isReady) return;
-    text.dataset.isReady = "1";
     text.value = search.text;
     only.checked = search.changedOnly;
     text.addEventListener("input", () => {
       search.text = text.value;
-      if (search.text.trim()) openMore();
-      else filter();
+      if (search.text.trim()) find("more-settings").open = true;
+      filter();
     });
     only.addEventListener("change", () => {
       search.changedOnly = only.checked;
-      if (search.changedOnly) openMore();
-      else mark();
+      if (search.changedOnly) find("more-settings").open = true;
+      mark();
     });
   }
 
@@ -133,7 +127,7 @@
   }
 
   // Until a name is released, nothing is checked: chosen data is read first, because its task and its
-  // columns change the settings ("data"), and fields are built again ("fields"). A check before that
+  // columns change the settings ("data"), and the form is asked for ("form"). A check before that
   // would report faults that disappear once the data is read.
   function hold(name) {
     clearTimeout(holds.get(name));
@@ -188,7 +182,7 @@
   function removeProblem(shown) {
     const input = findInput(shown.parentElement);
     input?.removeAttribute("aria-invalid");
-    input?.removeAttribute("aria-describedby");
+    describe(input, findNote(shown.parentElement.id));
     shown.remove();
   }
 
@@ -204,45 +198,96 @@
     field.append(shown);
     const input = findInput(field);
     input?.setAttribute("aria-invalid", "true");
-    input?.setAttribute("aria-describedby", shown.id);
+    describe(input, shown.id, findNote(id));
+  }
+
+  function findNote(id) {
+    return find(`${id}-note`)?.id;
+  }
+
+  function describe(input, ...ids) {
+    const known = ids.filter(Boolean).join(" ");
+    if (known) input?.setAttribute("aria-describedby", known);
+    else input?.removeAttribute("aria-describedby");
   }
 
   function goToField() {
     const id = find("start-reason").dataset.field;
-    if (!id) return;
+    const field = id && find(id);
+    if (!field) return;
     search.text = "";
     search.changedOnly = false;
-    const text = find("settings-search");
-    if (text) text.value = "";
-    const only = find("settings-changed-only");
-    if (only) only.checked = false;
-    if (!find(id)) openMore();
-    for (const ms of MOUNT_DELAYS_MS) setTimeout(() => focusField(id), ms);
-  }
-
-  function focusField(id) {
+    find("settings-search").value = "";
+    find("settings-changed-only").checked = false;
     filter();
-    const input = find(id) && findInput(find(id));
-    if (!input || document.activeElement === input) return;
-    if (!input.offsetParent) openMore();
+    if (field.closest("#more-settings")) find("more-settings").open = true;
+    const input = findInput(field);
     input.scrollIntoView({ block: "center" });
     input.focus({ preventScroll: true });
   }
 
-  function begin() {
+  // The form is replaced
+
+  function startUpdate() {
+    if (!holds.has("form")) typed.clear();
+    hold("form");
+  }
+
+  function endUpdate() {
+    release("form");
+  }
+
+  // Show another form. What was typed since it was asked for, the focus, and what is opened stay.
+  function showForm(html) {
+    const place = find("setting-form");
+    if (!place) return; // Gradio has not built it yet: `begin` follows
+    const isOpen = Boolean(find("more-settings")?.open);
+    const focused = place.contains(document.activeElement) ? document.activeElement : null;
+    const caret = [focused?.selectionStart, focused?.selectionEnd];
+    place.innerHTML = html;
+    if (!findForm()) return;
+    find("more-settings").open = isOpen;
     listenToToolbar();
-    const reason = find("start-reason");
-    if (reason) reason.onclick = goToField;
-    const more = document.querySelector("#more-settings .label-wrap");
-    if (more) more.addEventListener("click", refreshOnceMounted);
-    release("fields");
+    find("start-reason").onclick = goToField;
+    for (const [id, entry] of typed) enter(id, entry);
+    if (typed.size) keep();
+    if (focused) focusAgain(find(focused.id), caret);
+    placeProblems();
+    release("form");
     change();
   }
 
-  // Gradio reports no text that is pasted at once, so the browser's own event counts too.
-  document.addEventListener("input", (event) => {
-    if (event.target.closest?.('#training-settings [id^="setting-"].block, #run-name')) change();
+  function enter(id, { value, checked }) {
+    const input = find(id);
+    if (!input) return;
+    if (input.type === "checkbox") input.checked = checked;
+    else if (!input.options || [...input.options].some((option) => option.value === value)) input.value = value;
+  }
+
+  function focusAgain(input, [start, end]) {
+    input?.focus({ preventScroll: true });
+    if (["text", "search", "textarea"].includes(input?.type)) input.setSelectionRange(start, end);
+  }
+
+  function begin() {
+    if (!find("setting-form")) return;
+    hold("form");
+    showForm(find("rendered-form")?.querySelector("input, textarea")?.value ?? "");
+  }
+
+  document.addEventListener("input", ({ target }) => {
+    const field = target.closest?.("#setting-form .ts-setting");
+    if (field) {
+      if (holds.has("form")) typed.set(target.id, { value: target.value, checked: target.checked });
+      keep();
+    }
+    if (field || target.closest?.("#run-name")) change();
+  });
+  document.addEventListener("change", ({ target }) => {
+    const field = target.closest?.("#setting-form .ts-setting");
+    if (field && "rows" in field.dataset) find("refresh-preview")?.click();
   });
 
-  window.tuneserveSettings = { begin, change, hold, release, show };
+  window.tuneserveSettings = { begin, change, collect, endUpdate, hold, release, show, showForm, startUpdate };
+  begin();
 })();

@@ -17,19 +17,23 @@ from apps.client.resources import Estimate
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.events import LATEST, QUIET
-from apps.ui.fine_tune.data.column_mapping import COLUMNS, RECALL_COLUMNS_JS, recall_columns
+from apps.ui.fine_tune.data.column_mapping import (
+    COLUMNS,
+    DEFAULT_TASK,
+    RECALL_COLUMNS_JS,
+    recall_columns,
+)
 from apps.ui.fine_tune.data.data_panel import DataPanel
 from apps.ui.fine_tune.data.file_menu import RECALL_FILE_JS, FileMenu, choose_file
 from apps.ui.fine_tune.data.preview import render_preview
 from apps.ui.fine_tune.former_run import read_former_run
 from apps.ui.fine_tune.model_facts import show_model_facts
-from apps.ui.fine_tune.settings_place import TrainingSettingsPlace
+from apps.ui.fine_tune.setting_form import Entered, collect_row_settings
 from apps.ui.fine_tune.training_settings import (
     HOLD_JS,
     RELEASE_JS,
-    Entered,
     JobActions,
-    collect_row_settings,
+    TrainingSettings,
 )
 from apps.ui.notices import show_notice
 from apps.ui.protection.uploads import UploadFolder
@@ -45,7 +49,6 @@ DEMONSTRATION_NOTE = (
     "learns the handbook in minutes, but it is not an assistant: for real work, add a larger "
     "base model in deploy.yaml."
 )
-DEFAULT_TASK = "causal_lm"
 TASK_NAMES = {
     "causal_lm": "Generate text",
     "sequence_classification": "Classify texts",
@@ -74,7 +77,7 @@ class FineTunePage:
     def __init__(self, client: ApiClient, uploads: UploadFolder) -> None:
         self._client = client
         self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
-        self.settings = TrainingSettingsPlace(
+        self.settings = TrainingSettings(
             JobActions(self.start, self.estimate, self.name_file, self.show_preview)
         )
         with gr.Row(equal_height=False):
@@ -89,7 +92,7 @@ class FineTunePage:
                 self.files = FileMenu(client, uploads)
                 self.data = self.files.menu
                 self.task = gr.Dropdown(label="Task", elem_id="task", filterable=False)
-                self.settings_place = gr.Column()
+                self.settings.build()
             with gr.Column(scale=3, min_width=320):
                 self.panel = DataPanel(client)
                 self.preview = self.panel.preview
@@ -103,7 +106,7 @@ class FineTunePage:
         event fills everything, because each takes a round trip of the browser.
         """
         kept: tuple[Any, ...] = (gr.skip(),) * len(self.opened)
-        notice = ""
+        notice, name = "", ""
         entered: Mapping[str, Any] = {}
         try:
             models, files = await asyncio.gather(
@@ -116,7 +119,7 @@ class FineTunePage:
             recalled = recall_columns(remembered_columns, data)
             if run_id := dict(request.query_params).get("from", ""):
                 found = await read_former_run(self._client, run_id, model_choices, files)
-                notice, entered = found.notice, found.entered
+                notice, entered, name = found.notice, found.entered, found.name
                 model, data, known = found.model or model, found.data or data, found.defaults
             columns, facts, defaults = await asyncio.gather(
                 self.panel.columns.read_columns(data),
@@ -131,7 +134,8 @@ class FineTunePage:
         if recalled and defaults and not run_id:
             chosen = recalled.select(columns, str(defaults["task"]))
             entered = {COLUMNS: chosen} if chosen else {}
-        defaults, entered, *mapping = self.panel.columns.fit(columns, None, defaults, entered)
+        task = str(defaults["task"]) if defaults else DEFAULT_TASK
+        entered, *mapping = self.panel.columns.fit(columns, None, task, entered)
         yield (
             show_notice(notice),
             gr.Dropdown(choices=model_choices, value=model),
@@ -139,6 +143,8 @@ class FineTunePage:
             tasks,
             defaults,
             entered,
+            *self.settings.show(defaults, entered),
+            name,
             *mapping,
             facts,
             gr.skip(),
@@ -156,6 +162,8 @@ class FineTunePage:
             self.task,
             self.settings.defaults,
             self.settings.entered,
+            *self.settings.outputs,
+            self.settings.name,
             *self.panel.columns.outputs,
             self.facts,
             self.preview,
@@ -331,10 +339,10 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     changed = page.panel.listen(
         page.model, page.task, page.data, entered, defaults, page.show_preview, events
     )
-    for event in changed[-len(file_choices) :]:  # only these held the settings
+    *shown, _ = page.settings.show_after([event.then for event in changed])
+    for event in shown[-len(file_choices) :]:  # only these held the settings
         event.then(None, None, None, js=RELEASE_JS, api_visibility="private")
-    with page.settings_place:
-        page.settings.build(page.model, page.task, page.data, page.preview)
+    page.settings.listen(page.model, page.task, page.data, page.preview)
 
 
 def _listen_to_files(page: FineTunePage) -> list[Callable[..., Dependency]]:

@@ -6,23 +6,26 @@ from typing import Any
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.resources import Defaults, File, Job
+from apps.client.resources import File, Job
 from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.setting_export import list_changes
-from apps.ui.fine_tune.setting_problems import NAME_KEY
 
 Choices = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class FormerRun:
-    """What the page shows of a run, and a notice about it; None: what it shows without one."""
+    """What the page shows of a run, and a notice about it; None: what it shows without one.
+
+    `name` is the name that was given to its result.
+    """
 
     notice: str
     model: str | None = None
     data: str | None = None
     defaults: dict[str, Any] | None = None
     entered: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
 
 async def read_former_run(
@@ -43,10 +46,15 @@ async def read_former_run(
     data = job.training_file if any(file.id == job.training_file for file in files) else None
     if data is None:
         notice += f" Its data, {job.training_filename or 'a file'}, was deleted: choose other data."
-    entered = list_changes(Defaults.model_validate(found.model_dump(by_alias=True)), job.training)
-    if job.user_provided_suffix:
-        entered[NAME_KEY] = job.user_provided_suffix
-    return FormerRun(notice, job.model, data, found.model_dump(by_alias=True), entered)
+    defaults = found.model_dump(by_alias=True)
+    return FormerRun(
+        notice,
+        job.model,
+        data,
+        defaults,
+        list_changes(defaults, job.training),
+        job.user_provided_suffix or "",
+    )
 
 
 def _name_run(job: Job) -> str:

@@ -1,12 +1,10 @@
 """Settings as YAML, curl, Python or a command; and settings that are filled in from YAML."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
 
-from apps.client.resources import Defaults
-from apps.ui import markup
 from apps.ui.fine_tune.setting_fields import flatten
 from apps.ui.fine_tune.setting_texts import (
     PlannedJob,
@@ -18,18 +16,12 @@ from apps.ui.fine_tune.setting_texts import (
 )
 
 FORMS = (("YAML", "yaml"), ("curl", "curl"), ("Python", "python"), ("Terminal", "command"))
-ADD_ORIGIN_JS = "(...values) => { values[0] = location.origin; return values; }"
-"""Set the first input to the address of the page."""
-
-Plan = Callable[[tuple[Any, ...]], dict[str, Any]]
 
 
 class SettingExport:
     """The part of the page that exports and imports settings."""
 
-    def __init__(self, plan: Plan, defaults: Defaults) -> None:
-        self._plan = plan
-        self._defaults = defaults
+    def __init__(self) -> None:
         with gr.Accordion(
             "Copy, export and import", open=False, elem_id="settings-export"
         ) as self.place:
@@ -62,35 +54,31 @@ class SettingExport:
             self.origin = gr.Textbox(visible="hidden", elem_id="page-origin")
             self.refresh = gr.Button("Refresh", visible="hidden", elem_id="refresh-export")
 
-    def write_text(self, form: str, job: PlannedJob, origin: str) -> str:
-        """Write a job in one of the forms."""
-        if form == "curl":
-            return write_curl(job, origin)
-        if form == "python":
-            return write_python(job, origin)
-        if form == "command":
-            return write_command(job, origin)
-        return write_spec(job, self._defaults.training, self._defaults.schemas)
 
-    def plan_job(
-        self, model: str, data: str, filename: str, name: str, values: tuple[Any, ...]
-    ) -> PlannedJob:
-        """Return the job as it would be created; raises `FieldError`."""
-        return PlannedJob(model, data, filename, name.strip(), self._plan(values))
-
-    def import_spec(self, text: str) -> tuple[Any, Any]:
-        """Return a message, and what the fields contain after the import; None if it fails."""
-        try:
-            settings = read_spec(text, self._defaults.training, self._defaults.task)
-            _check_task_settings(settings, self._defaults.training)
-        except ValueError as exc:
-            return gr.HTML(markup.render_notice(str(exc), "error"), visible=True), None
-        return gr.HTML("", visible=False), list_changes(self._defaults, settings)
+def write_text(form: str, job: PlannedJob, defaults: Mapping[str, Any], origin: str) -> str:
+    """Write a job in one of the forms; `defaults` are those of its model and task."""
+    if form == "curl":
+        return write_curl(job, origin)
+    if form == "python":
+        return write_python(job, origin)
+    if form == "command":
+        return write_command(job, origin)
+    return write_spec(job, defaults["training"], defaults["schema"])
 
 
-def list_changes(defaults: Defaults, settings: Mapping[str, Any]) -> dict[str, Any]:
+def read_changes(text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a spec that differ from the defaults, as entered.
+
+    Raises `ValueError` for text that is not a spec of these settings.
+    """
+    settings = read_spec(text, defaults["training"], defaults["task"])
+    _check_task_settings(settings, defaults["training"])
+    return list_changes(defaults, settings)
+
+
+def list_changes(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from the defaults by their flat names, as entered."""
-    known = flatten(defaults.training)
+    known = flatten(defaults["training"])
     given = flatten(settings)
     return {key: value for key, value in given.items() if key in known and value != known[key]}
 

@@ -1,4 +1,4 @@
-"""Form fields of the training settings: built from the API's JSON schema, parsed back strictly.
+"""Names, labels and values of the training settings' fields; values are parsed strictly.
 
 An invalid value is refused with the name of its setting; no value is changed silently.
 """
@@ -6,11 +6,6 @@ An invalid value is refused with the name of its setting; no value is changed si
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
-
-import gradio as gr
-from gradio.components import Component
-
-from apps.ui import markup
 
 LABELS = {
     "micro_batch_tokens": "Tokens per micro batch",
@@ -70,47 +65,6 @@ def unflatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, TASK_SETTINGS: own} if own else others
 
 
-def build_setting(key: str, schema: Mapping[str, Any], value: Any) -> Component:
-    """Build the form field of one setting from its JSON schema; the API checks the ranges.
-
-    Each field is marked as interactive: inside `gr.render`, Gradio would treat it as an output.
-    """
-    label = label_setting(key)
-    info = schema.get("description", "")
-    elem_id = find_elem_id(key)
-    if "enum" in schema:
-        return gr.Dropdown(
-            schema["enum"],
-            value=value,
-            label=label,
-            info=info,
-            elem_id=elem_id,
-            elem_classes=markup.NAMES,
-            interactive=True,
-        )
-    if schema.get("type") == "boolean":
-        return gr.Checkbox(value, label=label, info=info, elem_id=elem_id, interactive=True)
-    if schema.get("type") in ("integer", "number"):
-        is_whole = schema["type"] == "integer"
-        return gr.Number(  # with a precision it would round the typed number
-            value,
-            label=label,
-            info=info,
-            elem_id=elem_id,
-            step=1 if is_whole or not value else value / 10,
-            interactive=True,
-        )
-    return gr.Textbox(  # gr.Number would turn "not set" into 0
-        # With None, Gradio would keep the text of the field that was here for another task.
-        write_value(value) or "",
-        label=label,
-        info=info,
-        elem_id=elem_id,
-        placeholder="not set",
-        interactive=True,
-    )
-
-
 def write_value(value: Any) -> str | None:
     """Return the text of a field for a value, lists and objects as JSON; None if it is not set."""
     if _is_empty(value):
@@ -156,7 +110,7 @@ def read_setting(key: str, schema: Mapping[str, Any], default: Any, value: Any) 
         value = value.strip()
     if value is None or value == "":
         return _read_empty(key, schema, default)
-    kinds = _list_kinds(schema)
+    kinds = list_kinds(schema)
     if not isinstance(value, str) or "enum" in schema or kinds == {"string"}:
         return value
     try:
@@ -176,7 +130,7 @@ def read_setting(key: str, schema: Mapping[str, Any], default: Any, value: Any) 
 def _read_empty(key: str, schema: Mapping[str, Any], default: Any) -> Any:
     if _is_empty(default):
         return default
-    if "null" in _list_kinds(schema):
+    if "null" in list_kinds(schema):
         return None
     raise FieldError(
         key, f"{label_setting(key)} is empty: enter a value; the default is {write_value(default)}."
@@ -187,10 +141,10 @@ def _is_empty(value: Any) -> bool:
     return value is None or value == "" or value in ({}, [], ())
 
 
-def _list_kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that a setting accepts."""
-    parts = [schema, *schema.get("anyOf", ())]
-    return {str(part["type"]) for part in parts if "type" in part}
+def list_kinds(schema: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that a setting accepts; an empty text for one that has no name."""
+    parts = schema.get("anyOf", (schema,))
+    return {str(part.get("type", "")) for part in parts}
 
 
 def _refuse_constant(name: str) -> NoReturn:

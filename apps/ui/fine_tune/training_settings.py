@@ -1,85 +1,71 @@
 """The settings of a fine-tune on the page, its name, and the bar that starts it.
 
-The fields are built again for another model, task or preset, and for settings that are filled in.
-What the visitor has entered stays; while they are built, nothing can be entered. The script
-`settings.js` searches them, shows problems at them, and asks for a check when a visitor pauses.
+The form is rendered again for another model, task or preset, and for settings that are filled in;
+what the visitor has entered stays. The script `settings.js` places it, because Gradio would change
+the attributes of the fields that are there, and not what they contain. It asks for a check when a
+visitor pauses, and sends what the fields contain as text of JSON.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from secrets import token_hex
 from typing import Any
 
 import gradio as gr
 from gradio.components import Component
+from gradio.events import Dependency
 
 from apps.client.errors import ApiClientError
-from apps.client.resources import Defaults, Estimate
-from apps.ui.fine_tune.setting_export import SettingExport
-from apps.ui.fine_tune.setting_fields import (
-    FieldError,
-    build_setting,
-    collect_changes,
-    flatten,
-    flatten_schemas,
-    is_entered,
-    select_entered,
-    unflatten,
+from apps.client.resources import Estimate
+from apps.ui import markup
+from apps.ui.error_messages import describe_error
+from apps.ui.events import LATEST, LATEST_SHOWN, QUIET
+from apps.ui.fine_tune.data.column_mapping import COLUMNS
+from apps.ui.fine_tune.setting_export import SettingExport, read_changes, write_text
+from apps.ui.fine_tune.setting_fields import FieldError
+from apps.ui.fine_tune.setting_form import (
+    NO_PRESET,
+    PRESET_NAMES,
+    ROW_SETTINGS,
+    Entered,
+    SettingForm,
 )
 from apps.ui.fine_tune.setting_problems import (
-    NAME_KEY,
     NAME_LABEL,
     Verdict,
     explain_field_error,
     explain_refusal,
 )
-from apps.ui.fine_tune.setting_search import (
-    GROUP_NAMES,
-    render_group,
-    render_presets,
-    render_toolbar,
-)
+from apps.ui.fine_tune.setting_texts import PlannedJob
 from apps.ui.fine_tune.start_bar import REASON, render_estimate
 from apps.ui.frame.assets import link_script
 
-Entered = Mapping[str, Any]
-"""What fields contain that differs from what they showed at first, by flat name."""
-
-MAIN_SETTINGS = ("epochs", "learning_rate", "micro_batch_tokens", "num_workers")
-ROW_SETTINGS = (
-    *("format", "columns", "text_rows", "max_length", "overlong", "max_rows"),
-    "micro_batch_tokens",
-    "task_settings.loss",
-)
-NO_PRESET = "balanced"
-PRESET_NAMES = {
-    "quick": "Quick look",
-    NO_PRESET: "Balanced",
-    "thorough": "Thorough",
-    "adapter": "Adapter (LoRA)",
-}
-_PLACE = "training-settings"
-CLOSE_FIELDS_JS = f"""() => {{
-  const fields = document.getElementById("{_PLACE}");
-  if (fields) fields.inert = true;
-  window.tuneserveSettings?.hold("fields");
+_SCRIPT = "window.tuneserveSettings"
+COLLECT_JS = f"(...sent) => {{ sent[0] = {_SCRIPT}.collect(); return sent; }}"
+"""Send what the fields contain as the first input."""
+COLLECT_WITH_ORIGIN_JS = f"""(...sent) => {{
+  sent.splice(0, 2, {_SCRIPT}.collect(), location.origin);
+  return sent;
 }}"""
-OPEN_FIELDS_JS = f"""
-  const fields = document.getElementById("{_PLACE}");
-  if (fields) fields.inert = false;
-  window.tuneserveSettings?.begin();
-"""
-HOLD_JS = """() => { window.tuneserveSettings?.hold("data"); }"""
-RELEASE_JS = """() => { window.tuneserveSettings?.release("data"); }"""
+"""The same, and the address of the page as the second input."""
+START_UPDATE_JS = f"(...sent) => {{ {_SCRIPT}?.startUpdate(); return sent; }}"
+END_UPDATE_JS = f"() => {{ {_SCRIPT}?.endUpdate(); }}"
+"""Mark when the form is asked for and when it has come."""
+HOLD_JS = f"""() => {{ {_SCRIPT}?.hold("data"); }}"""
+RELEASE_JS = f"""() => {{ {_SCRIPT}?.release("data"); }}"""
 """The settings of the chosen data are known."""
-CHANGED_JS = "() => { window.tuneserveSettings?.change(); }"
-SHOW_VERDICT_JS = "(verdict) => { window.tuneserveSettings?.show(verdict); }"
+SHOW_FORM_JS = f"(html) => {{ {_SCRIPT}?.showForm(html); }}"
+CHANGED_JS = f"() => {{ {_SCRIPT}?.change(); }}"
+SHOW_VERDICT_JS = f"(verdict) => {{ {_SCRIPT}?.show(verdict); }}"
 GO_TO_RUN_JS = """(run) => {
   if (run) window.location.href = "./runs?run=" + encodeURIComponent(run);
 }"""
+_LOADING = "The settings of the chosen model and task are loading."
+_NO_SETTINGS = "There are no settings for this choice: choose it again, or reload the page."
+_NO_CHOICE = "Choose a model and data first."
 
 ShowPreview = Callable[
-    [str | None, str | None, Mapping[str, Any], Mapping[str, Any]], Awaitable[str]
+    [str | None, str | None, Mapping[str, Any], Mapping[str, Any] | None], Awaitable[str]
 ]
 
 
@@ -97,165 +83,278 @@ class JobActions:
     show_preview: ShowPreview
 
 
-def name_task(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task as a setting; empty for the one that a job has by default."""
-    task = defaults["task"]
-    return {} if task == next(iter(defaults["tasks"]), None) else {"task": task}
-
-
-def collect_row_settings(defaults: Mapping[str, Any], entered: Entered) -> dict[str, object]:
-    """Return the entered settings that affect the preview; raises `ValueError` as `read_setting`.
-
-    `defaults` are those of a model and a task; what was entered for another task is left out.
-    """
-    values, schemas = flatten(defaults["training"]), flatten_schemas(defaults["schema"])
-    kept = select_entered(entered, {key: schemas[key] for key in ROW_SETTINGS if key in schemas})
-    return unflatten(collect_changes(values, schemas, kept)) | name_task(defaults)
-
-
 class TrainingSettings:
-    """The fields of a model's settings, the name and the start button, and their event handlers."""
+    """The form of the settings, the name and the start button, and their event handlers."""
 
-    def __init__(
-        self,
-        defaults: Defaults,
-        entered: Entered,
-        preset: str = NO_PRESET,
-        *,
-        is_more_open: bool,
-        actions: JobActions,
-    ) -> None:
+    def __init__(self, actions: JobActions) -> None:
         self._actions = actions
-        self._defaults = defaults.model_dump(by_alias=True)
-        self._values = flatten(defaults.training)
-        presets = {
-            name: defaults.presets[name] for name in PRESET_NAMES if name in defaults.presets
-        }
-        presets = {**presets, NO_PRESET: {}} if NO_PRESET not in presets else presets
-        chosen = preset if preset in presets else NO_PRESET
-        self._shown = {**self._values, **flatten(presets[chosen])}
-        self._schemas = flatten_schemas(defaults.schemas)
-        self._keys = [key for key in self._schemas if key in self._values and key != "task"]
-        self._kept = select_entered(entered, {key: self._schemas[key] for key in self._keys})
-        self.fields: dict[str, Component] = {}
-        with gr.Column(elem_id=_PLACE):
+        self.defaults: gr.State = gr.State()  # of the chosen model and task
+        self.entered: gr.State = gr.State({})
+        self._shown: gr.State = gr.State()  # the form on the page
+        self._shown_columns: gr.State = gr.State()  # what it has from the menus of columns
+        self.started_run = gr.Textbox(visible="hidden", elem_id="started-run", show_label=False)
+        self._fields = gr.Textbox(visible="hidden", elem_id="setting-values", show_label=False)
+        self.preset: gr.Radio
+        self.name: gr.Textbox
+
+    def build(self) -> None:
+        """Lay out the components inside the current Blocks."""
+        with gr.Column(elem_id="training-settings"):
             self.preset = gr.Radio(
-                [(PRESET_NAMES[name], name) for name in presets],
-                value=chosen,
+                [(PRESET_NAMES[NO_PRESET], NO_PRESET)],
+                value=NO_PRESET,
                 label="Preset",
                 elem_id="preset",
                 interactive=True,
-                visible=len(presets) > 1,
+                visible=False,
             )
-            gr.HTML(render_presets(chosen, defaults.preset_descriptions), elem_id="preset-note")
-            offered = {key: self._schemas[key] for key in self._keys}
-            gr.HTML(render_toolbar(offered, self._values, {**self._shown, **self._kept}))
-            with gr.Row(elem_classes="ts-fields"):
-                self._build_fields(key for key in MAIN_SETTINGS if key in self._keys)
-            self.more = gr.Accordion("More settings", open=is_more_open, elem_id="more-settings")
-            with self.more:
-                self._build_groups()
-            self.export = SettingExport(self.plan, defaults)
-            self._build_bar(entered)
-        gr.HTML("", head=link_script("settings.js"), js_on_load=OPEN_FIELDS_JS)
-        self.row_keys = [key for key in ROW_SETTINGS if key in self.fields]
-
-    def _build_groups(self) -> None:
-        """Build the fields of all but the main settings, group by group."""
-        groups: dict[str, list[str]] = {name: [] for name in GROUP_NAMES}
-        for key in self._keys:
-            if key not in MAIN_SETTINGS:
-                name = "task" if "." in key else str(self._schemas[key].get("group", "other"))
-                groups.setdefault(name, []).append(key)
-        for name, keys in groups.items():
-            if keys:
-                with gr.Column(elem_classes="ts-group", elem_id=f"group-{name}"):
-                    gr.HTML(render_group(name))
-                    with gr.Row(elem_classes="ts-fields"):
-                        self._build_fields(keys)
-
-    def _build_fields(self, keys: Any) -> None:
-        for key in keys:
-            value = self._kept.get(key, self._shown[key])
-            self.fields[key] = build_setting(key, self._schemas[key], value)
-
-    def _build_bar(self, entered: Entered) -> None:
-        with gr.Row(elem_id="start-bar", equal_height=False):
-            self.name = gr.Textbox(
-                entered.get(NAME_KEY),
-                label=NAME_LABEL,
-                placeholder="letters, digits, - and _",
-                elem_id="run-name",
-                interactive=True,
-                min_width=180,
-                scale=2,
+            self._preset_note = gr.HTML("", elem_id="preset-note")
+            gr.HTML(
+                '<div id="setting-form"></div>',
+                head=link_script("settings.js"),
+                js_on_load=f"{_SCRIPT}?.begin();",
             )
-            with gr.Column(elem_id="start-text", min_width=200, scale=6):
-                self.estimate = gr.HTML("", elem_id="estimate")
-                gr.HTML(REASON, elem_id="start-reason-place")
-            self.button = gr.Button(
-                "Start", variant="primary", elem_id="start-button", min_width=120, scale=1
-            )
-            self.verdict = gr.Textbox(visible="hidden", elem_id="settings-verdict")
-            self.check_button = gr.Button("Check", visible="hidden", elem_id="check-settings")
+            self._form = gr.Textbox(visible="hidden", elem_id="rendered-form", show_label=False)
+            self.export = SettingExport()
+            with gr.Row(elem_id="start-bar", equal_height=False):
+                self.name = gr.Textbox(
+                    label=NAME_LABEL,
+                    placeholder="letters, digits, - and _",
+                    elem_id="run-name",
+                    interactive=True,
+                    min_width=180,
+                    max_lines=1,
+                    scale=2,
+                )
+                with gr.Column(elem_id="start-text", min_width=200, scale=6):
+                    self._estimate = gr.HTML("", elem_id="estimate")
+                    gr.HTML(REASON, elem_id="start-reason-place")
+                self._button = gr.Button(
+                    "Start",
+                    variant="primary",
+                    elem_id="start-button",
+                    min_width=120,
+                    scale=1,
+                )
+            self._verdict = gr.Textbox(visible="hidden", elem_id="settings-verdict")
+            self._check = gr.Button("Check", visible="hidden", elem_id="check-settings")
+            self._keep = gr.Button("Keep", visible="hidden", elem_id="keep-settings")
+            self._refresh = gr.Button("Refresh", visible="hidden", elem_id="refresh-preview")
 
-    def keep(self, entered: Entered, name: str, *values: Any) -> Entered:
-        """Return what is entered now, with what was entered for other tasks."""
-        shown = dict(zip(self.fields, values, strict=True))
-        others = {key: value for key, value in entered.items() if key not in shown}
-        changed = {
-            key: value for key, value in shown.items() if is_entered(self._shown[key], value)
-        }
-        return {**others, **changed, NAME_KEY: name}
+    @property
+    def outputs(self) -> list[Component]:
+        """What `show` updates."""
+        return [self.preset, self._preset_note, self._form, self._shown, self._shown_columns]
 
-    def plan(self, values: tuple[Any, ...]) -> dict[str, Any]:
-        """Return the changed settings as a job has them; raises `FieldError`."""
-        entered = dict(zip(self.fields, values, strict=True))
-        changes = unflatten(collect_changes(self._values, self._schemas, entered))
-        return changes | name_task(self._defaults)
+    def show(
+        self, defaults: Mapping[str, Any] | None, entered: Entered, preset: str = NO_PRESET
+    ) -> tuple[Any, ...]:
+        """Show the form for a model and a task, with a preset and what was entered before."""
+        if defaults is None:
+            return gr.Radio(visible=False), "", "", None, None
+        form = SettingForm(defaults, preset)
+        return (
+            gr.Radio(
+                choices=[(PRESET_NAMES[name], name) for name in form.presets],
+                value=form.chosen,
+                visible=len(form.presets) > 1,
+            ),
+            form.render_preset(),
+            f"<!-- {token_hex(4)} -->{form.render(entered)}",  # an equal text would be no change
+            form,
+            entered.get(COLUMNS),
+        )
+
+    def show_again(
+        self,
+        form: SettingForm | None,
+        columns: Any,
+        defaults: Mapping[str, Any] | None,
+        entered: Entered,
+        preset: str,
+    ) -> tuple[Any, ...]:
+        """Show the form unless the one on the page is the same, `form` with these `columns`."""
+        is_same = form and (form.defaults, form.chosen) == (defaults, preset)
+        if is_same and columns == entered.get(COLUMNS):
+            return (gr.skip(),) * len(self.outputs)
+        return self.show(defaults, entered, preset)
+
+    def keep(self, sent: str, form: SettingForm | None, entered: Entered) -> tuple[Any, Any]:
+        """Keep what is entered; return it, and the columns that the form has now."""
+        fields = form.read(sent) if form else None
+        if form is None or fields is None:
+            return gr.skip(), gr.skip()
+        kept = form.keep(entered, fields)
+        return kept, kept.get(COLUMNS)
 
     async def check_settings(
-        self, model: str | None, task: str | None, data: str | None, name: str, *values: Any
+        self,
+        sent: str,
+        form: SettingForm | None,
+        model: str | None,
+        task: str | None,
+        data: str | None,
+        name: str,
     ) -> tuple[str, Any]:
         """Return the verdict on a job with these settings, and what it will take."""
-        if model != self._defaults["model"] or task != self._defaults["task"]:
-            reason = "The settings of the chosen model and task are loading."
-            return Verdict(reason=reason, is_early=True).to_json(), gr.skip()
         if not model or not data:
-            return Verdict(reason="Choose a model and data first.").to_json(), ""
+            return Verdict(reason=_NO_CHOICE).to_json(), ""
+        if form is None:
+            return Verdict(reason=_NO_SETTINGS).to_json(), ""
+        fields = form.read(sent)
+        if fields is None or not form.is_for(model, task):
+            return Verdict(reason=_LOADING, is_early=True).to_json(), gr.skip()
         try:
-            found = await self._actions.estimate(model, data, name, self.plan(values))
+            found = await self._actions.estimate(model, data, name, form.plan(fields))
         except FieldError as exc:
             return explain_field_error(exc).to_json(), ""
         except ApiClientError as exc:
-            return explain_refusal(exc, self.fields).to_json(), ""
+            return explain_refusal(exc, form.schemas).to_json(), ""
         return Verdict().to_json(), render_estimate(found)
 
     async def start(
-        self, model: str | None, task: str | None, data: str | None, name: str, *values: Any
+        self,
+        sent: str,
+        form: SettingForm | None,
+        model: str | None,
+        task: str | None,
+        data: str | None,
+        name: str,
     ) -> tuple[str, Any]:
         """Create a job with the changed settings; return its id, or the verdict that refuses it.
 
         Raises `gr.Error` while the fields are those of another choice.
         """
-        for kind, chosen in (("model", model), ("task", task)):
-            if chosen != self._defaults[kind]:
-                raise gr.Error(
-                    f"These are the settings of the {kind} {escape(self._defaults[kind])}. Start "
-                    f"when those of the chosen {kind} are shown, or choose it again.",
-                    print_exception=False,
-                )
         if not model or not data:
-            raise gr.Error("Choose a model and data first.", print_exception=False)
+            raise gr.Error(_NO_CHOICE, print_exception=False)
+        fields = form.read(sent) if form and form.is_for(model, task) else None
+        if form is None or fields is None:
+            raise gr.Error(_LOADING, print_exception=False)
         try:
-            run = await self._actions.start(model, data, name, self.plan(values))
+            run = await self._actions.start(model, data, name, form.plan(fields))
         except FieldError as exc:
             return "", explain_field_error(exc).to_json()
         except ApiClientError as exc:
-            return "", explain_refusal(exc, self.fields).to_json()
+            return "", explain_refusal(exc, form.schemas).to_json()
         return run, gr.skip()
 
-    async def update_preview(self, model: str | None, data: str | None, *values: Any) -> str:
-        """Return the preview with the entered settings."""
-        entered = dict(zip(self.row_keys, values, strict=True))
-        return await self._actions.show_preview(model, data, entered, self._defaults)
+    async def update_preview(
+        self, sent: str, form: SettingForm | None, model: str | None, data: str | None
+    ) -> Any:
+        """Return the preview with the settings in the fields."""
+        fields = form.read(sent) if form else None
+        if form is None or fields is None:
+            return gr.skip()
+        rows = {key: fields[key] for key in ROW_SETTINGS if key in fields}
+        return await self._actions.show_preview(model, data, rows, form.defaults)
+
+    async def write_settings(
+        self,
+        sent: str,
+        origin: str,
+        form: SettingForm | None,
+        kind: str,
+        model: str | None,
+        data: str | None,
+        name: str,
+    ) -> str:
+        """Return the settings as text for a program, or why there is none."""
+        if not model or not data:
+            return _NO_CHOICE
+        fields = form.read(sent) if form else None
+        if form is None or fields is None:
+            return _LOADING
+        try:
+            filename = await self._actions.name_file(data)
+            job = PlannedJob(model, data, filename, name.strip(), form.plan(fields))
+        except FieldError as exc:
+            return str(exc)
+        except ApiClientError as exc:
+            return describe_error(exc)
+        return write_text(kind, job, form.defaults, origin)
+
+    def import_settings(self, text: str, form: SettingForm | None) -> tuple[Any, ...]:
+        """Fill in the settings of a spec, or show what is wrong with it."""
+        if form is None:
+            note = gr.HTML(markup.render_notice(_NO_SETTINGS, "error"), visible=True)
+            return note, *(gr.skip(),) * (1 + len(self.outputs))
+        try:
+            changes = read_changes(text, form.defaults)
+        except ValueError as exc:
+            note = gr.HTML(markup.render_notice(str(exc), "error"), visible=True)
+            return note, *(gr.skip(),) * (1 + len(self.outputs))
+        return gr.HTML("", visible=False), changes, *self.show(form.defaults, changes)
+
+    def listen(
+        self, model: Component, task: Component, data: Component, preview: Component
+    ) -> None:
+        """Add the events of the form, the presets and the bar."""
+        self._form.change(None, self._form, None, js=SHOW_FORM_JS)
+        data.change(None, None, None, js=CHANGED_JS)  # type: ignore[attr-defined]
+        self._keep.click(
+            self.keep,
+            [self._fields, self._shown, self.entered],
+            [self.entered, self._shown_columns],
+            js=COLLECT_JS,
+            **LATEST,
+        )
+        self._refresh.click(
+            self.update_preview,
+            [self._fields, self._shown, model, data],
+            preview,
+            js=COLLECT_JS,
+            show_progress_on=preview,
+            **LATEST_SHOWN,
+        )
+        chosen = [self._fields, self._shown, model, task, data, self.name]
+        self._check.click(
+            self.check_settings,
+            chosen,
+            [self._verdict, self._estimate],
+            js=COLLECT_JS,
+            **LATEST,
+        ).then(None, self._verdict, None, js=SHOW_VERDICT_JS)
+        started = self._button.click(
+            self.start,
+            chosen,
+            [self.started_run, self._verdict],
+            js=COLLECT_JS,
+            show_progress="minimal",
+            show_progress_on=self._button,
+            api_visibility="private",
+        )
+        started.success(None, self.started_run, js=GO_TO_RUN_JS)
+        started.then(None, self._verdict, None, js=SHOW_VERDICT_JS)
+        self.show_after([self.preset.input])
+        self._listen_to_export(model, data)
+
+    def show_after(self, changes: Sequence[Callable[..., Dependency]]) -> list[Dependency]:
+        """Show the form of the chosen model, task, columns and preset after each of the changes."""
+        return [
+            listen(
+                self.show_again,
+                [self._shown, self._shown_columns, self.defaults, self.entered, self.preset],
+                self.outputs,
+                js=START_UPDATE_JS,
+                **LATEST,
+            ).then(None, None, None, js=END_UPDATE_JS)
+            for listen in changes
+        ]
+
+    def _listen_to_export(self, model: Component, data: Component) -> None:
+        export = self.export
+        gr.on(
+            [export.place.expand, export.form.input, export.refresh.click],
+            self.write_settings,
+            [self._fields, export.origin, self._shown, export.form, model, data, self.name],
+            export.text,
+            js=COLLECT_WITH_ORIGIN_JS,
+            **LATEST,
+        )
+        export.button.click(
+            self.import_settings,
+            [export.spec, self._shown],
+            [export.note, self.entered, *self.outputs],
+            js=START_UPDATE_JS,
+            **QUIET,
+        ).then(None, None, None, js=END_UPDATE_JS)

@@ -17,8 +17,6 @@ from apps.ui.frame.needed_files import list_needed_files
 _COMPONENT_TYPE = re.compile(r'"type": ?"([a-z]+)"')
 _COMMON_TYPES = ("column",)
 """What Gradio draws on each page without naming it."""
-_LATER_TYPES = {"": ("accordion", "checkbox", "dropdown", "number", "radio", "textbox")}
-"""By page: the components that are drawn when its data are known, here those of settings."""
 _THEME_HASH = re.compile(r'"theme_hash": ?"(\w+)"')
 _BODY = re.compile(r"<body\b[^>]*>")
 _MANIFEST = re.compile(r'<link rel="manifest"[^>]*>')
@@ -43,7 +41,7 @@ def complete_document(html: str, current: str) -> str:
     """Return Gradio's document of a page with our head and header."""
     theme_hash = next(iter(_THEME_HASH.findall(html)), "")
     title = markup.TITLES.get(current, "")
-    types = {*_COMPONENT_TYPE.findall(html), *_COMMON_TYPES, *_LATER_TYPES.get(current, ())}
+    types = {*_COMPONENT_TYPE.findall(html), *_COMMON_TYPES}
     head = _render_head(title, theme_hash) + _render_gradio_head(types)
     top = _render_top(current)
     html = _remove_script(_MANIFEST.sub("", html), _SPACES_MARK)

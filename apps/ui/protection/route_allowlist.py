@@ -7,9 +7,8 @@ each of them; a test compares that list with the routes that exist.
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect, Request
@@ -19,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apps.middleware.body_limit import BodyLimit
 from apps.ui.protection.access import read_password
 from apps.ui.protection.routes import find_route
-from apps.ui.protection.session_functions import SessionFunctions
 from apps.ui.protection.unread_calls import StreamSlots, UnreadCalls
 from apps.ui.protection.uploads import UploadFolder
 
@@ -47,26 +45,15 @@ OPEN_ROUTES = {
 OPEN_ROUTES["HEAD"] = OPEN_ROUTES["GET"]
 
 
-class Fault(NamedTuple):
-    """Why a call is refused; the script of Gradio shows a text, and ignores a list."""
-
-    detail: str | list[str]
-    status: int = 400
-
-
-_REPLACED = Fault([], 422)
-
-
 class RouteGuard:
     """Middleware that answers 404 to every route except those of `OPEN_ROUTES`, by `not_found`.
 
     A function call is read before it is forwarded: it may have at most `MAX_CALL_BYTES`. The
-    response is 400 unless its text is valid Unicode, its session has the called function, and every
-    file that it names is in `uploads`. It is 422 without a message, which Gradio's script ignores,
-    if the components of the function have been rendered again meanwhile. An upload requires the
-    permission to write files (else 403), and is refused with 507 while uploads of more than
-    `max_upload_bytes` await their import. The response is 429 to a call if too many results are
-    unread, and to a stream if too many streams are open.
+    response is 400 unless its text is valid Unicode, the called function is in `functions`, and
+    every file that it names is in `uploads`. An upload requires the permission to write files (else
+    403), and is refused with 507 while uploads of more than `max_upload_bytes` await their import.
+    The response is 429 to a call if too many results are unread, and to a stream if too many
+    streams are open.
     """
 
     def __init__(
@@ -74,7 +61,7 @@ class RouteGuard:
         app: ASGIApp,
         uploads: UploadFolder,
         max_upload_bytes: int,
-        functions: SessionFunctions,
+        functions: Container[int],
         may_write_files: Callable[[str | None], Awaitable[bool]],
         unread: UnreadCalls,
         not_found: ASGIApp | None = None,
@@ -145,7 +132,7 @@ class RouteGuard:
         except ClientDisconnect:
             return
         if fault := find_fault(body, self.uploads.has_upload, self._functions):
-            await _refuse(fault.status, fault.detail)(scope, receive, send)
+            await _refuse(400, fault)(scope, receive, send)
             return
         is_join = find_route(scope) == JOIN_ROUTE
         if is_join and (reason := self._unread.add(json.loads(body)["session_hash"])):
@@ -161,8 +148,8 @@ def is_open(method: str, route: str) -> bool:
 
 
 def find_fault(
-    body: bytes, is_upload: Callable[[str], bool], functions: SessionFunctions
-) -> Fault | None:
+    body: bytes, is_upload: Callable[[str], bool], functions: Container[int]
+) -> str | None:
     """Return why a call, or the cancellation of one, is refused; None if it is accepted.
 
     Gradio answers 500 to unexpected ids of functions and sessions, and treats any object with a
@@ -172,22 +159,20 @@ def find_fault(
         call = json.loads(body)
         json.dumps(call, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return Fault("the body contains half of a surrogate pair")
+        return "the body contains half of a surrogate pair"
     except (ValueError, RecursionError):
-        return Fault("the body is not JSON")
+        return "the body is not JSON"
     if not isinstance(call, dict):
-        return Fault(f"the body is a JSON {type(call).__name__}, expected an object")
+        return f"the body is a JSON {type(call).__name__}, expected an object"
     function, session = call.get("fn_index"), call.get("session_hash")
     if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
-        return Fault(f"session_hash must be {_SESSION_RULE}")
-    if type(function) is int and functions.is_replaced(session, function):
-        return _REPLACED
-    if type(function) is not int or not functions.has(session, function):
-        return Fault(f"this session has no function {str(function)[:40]!r}; reload the page")
+        return f"session_hash must be {_SESSION_RULE}"
+    if type(function) is not int or function not in functions:
+        return f"the page has no function {str(function)[:40]!r}; reload the page"
     for entry in _walk(call):
         path = entry.get("path")
         if path is not None and not (isinstance(path, str) and is_upload(path)):
-            return Fault("the call names a file that was not uploaded to this page")
+            return "the call names a file that was not uploaded to this page"
     return None
 
 
@@ -208,7 +193,7 @@ def _walk(value: object) -> Iterator[Mapping[str, object]]:
             pending.extend(current)
 
 
-def _refuse(status: int, message: str | list[str]) -> ASGIApp:
+def _refuse(status: int, message: str) -> ASGIApp:
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await receive()

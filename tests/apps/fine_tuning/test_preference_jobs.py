@@ -12,7 +12,7 @@ from apps.fine_tuning.default_settings import describe_defaults
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
-from apps.ui.fine_tune.training_settings import collect_row_settings
+from apps.ui.fine_tune.setting_form import collect_row_settings
 from serving.errors import InvalidRequestError
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout

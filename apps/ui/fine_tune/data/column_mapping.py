@@ -15,8 +15,6 @@ from apps.ui.fine_tune.data.file_menu import has_unknown_columns
 
 COLUMNS = "columns"
 """The setting of a job that names the columns."""
-MAPPED = "mapped_columns"
-"""A key in the defaults that changes with the mapping, so that the settings are shown again."""
 _STORAGE_KEY = "tuneserve-columns"
 REMEMBER_COLUMNS_JS = f"""(...chosen) => {{
   try {{ window.localStorage.setItem("{_STORAGE_KEY}", JSON.stringify(chosen)); }} catch {{}}
@@ -27,6 +25,7 @@ RECALL_COLUMNS_JS = f"""(() => {{
 }})()"""
 """What the browser kept; an empty text if nothing."""
 BY_NAME = ""
+DEFAULT_TASK = "causal_lm"
 PARTS: Mapping[str, Mapping[str, str]] = {
     "causal_lm": {
         "prompt": "Question",
@@ -183,7 +182,7 @@ class ColumnMapping:
 
     @property
     def outputs(self) -> list[Any]:
-        """What `fit_columns` updates besides the defaults and what was entered."""
+        """What `fit_columns` updates besides what was entered."""
         return [self.fitted, self.place, self.note, *self.menus]
 
     async def read_columns(self, data: str | None) -> FileColumns:
@@ -203,7 +202,7 @@ class ColumnMapping:
         found: FileColumns,
         fitted: str | None,
         data: str | None,
-        defaults: Mapping[str, Any] | None,
+        task: str | None,
         entered: Mapping[str, Any],
     ) -> tuple[Any, ...]:
         """Show the columns of a file; guess what they are if their names are unknown.
@@ -212,24 +211,24 @@ class ColumnMapping:
         anything, because it would overwrite what is entered meanwhile.
         """
         if found.data != data:  # another file was chosen, whose columns are read next
-            return (gr.skip(),) * (2 + len(self.outputs))
-        changed, now_entered, *shown = self.fit(found, fitted, defaults, entered)
-        return (*_skip_same((defaults, changed), (entered, now_entered)), *shown)
+            return (gr.skip(),) * (1 + len(self.outputs))
+        now_entered, *shown = self.fit(found, fitted, task, entered)
+        return (_skip_same(entered, now_entered), *shown)
 
     def fit(
         self,
         found: FileColumns,
         fitted: str | None,
-        defaults: Mapping[str, Any] | None,
+        task: str | None,
         entered: Mapping[str, Any],
     ) -> tuple[Any, ...]:
-        """Return the defaults, what is entered, and `outputs`, for the columns of a file.
+        """Return what is entered, and `outputs`, for the columns of a file.
 
-        The first two are the same objects as before unless the mapping changes.
+        What is entered is the same object as before unless the mapping changes.
         """
-        task = str(defaults["task"]) if defaults else "causal_lm"
+        task = task or DEFAULT_TASK
         if not found.columns:
-            return defaults, entered, fitted, *self._show(task, (), {}, "", is_open=False)
+            return entered, fitted, *self._show(task, (), {}, "", is_open=False)
         mapping = read_mapping(entered)
         is_foreign = found.data != fitted and not set(mapping.values()) <= set(found.columns)
         if is_foreign or set(mapping) & list_other_parts(task):
@@ -240,30 +239,30 @@ class ColumnMapping:
             note = _describe_guess(bool(mapping))
         is_open = found.is_unknown or bool(mapping)
         return (
-            *_enter(defaults, entered, mapping),
+            _enter(entered, mapping),
             found.data,
             *self._show(task, found.columns, mapping, note, is_open=is_open),
         )
 
     def map_columns(
-        self, defaults: Mapping[str, Any] | None, entered: Mapping[str, Any], *chosen: Any
+        self, task: str | None, entered: Mapping[str, Any], *chosen: Any
     ) -> tuple[Any, ...]:
         """Enter the chosen columns as a setting, and empty menus that contradict the last choice.
 
         A row is a question with an answer, a plain text, or a conversation. Returns the updates of
-        the defaults, of what is entered, and of the menus.
+        what is entered, and of the menus.
         """
-        task = str(defaults["task"]) if defaults else "causal_lm"
+        task = task or DEFAULT_TASK
         parts = PARTS.get(task, {})
         before = read_mapping(entered)
         typed = {part: name for part, name in before.items() if part not in parts}
         pairs = zip(parts, chosen, strict=False)
         mapping = {part: str(name) for part, name in pairs if name}
         kept = _drop_contradicted(task, mapping, before)
-        changed, now_entered = _enter(defaults, entered, {**typed, **kept})
+        now_entered = _enter(entered, {**typed, **kept})
         menus = [gr.skip() if part in kept or part not in mapping else BY_NAME for part in parts]
         return (
-            *_skip_same((defaults, changed), (entered, now_entered)),
+            _skip_same(entered, now_entered),
             *menus,
             *(gr.skip(),) * (len(self.menus) - len(menus)),
         )
@@ -314,27 +313,20 @@ def _find_kind(part: str) -> str:
     return part if (part,) in _ALONE else "question and answer"
 
 
-def _enter(
-    defaults: Mapping[str, Any] | None, entered: Mapping[str, Any], mapping: Mapping[str, str]
-) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
-    """Return the defaults and what is entered with a mapping; the same objects if it is the same.
+def _enter(entered: Mapping[str, Any], mapping: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what is entered with a mapping; the same object if it is the same.
 
     An empty mapping is the same as text that is no mapping, which stays.
     """
     if mapping == read_mapping(entered):
-        return defaults, entered
+        return entered
     others = {key: value for key, value in entered.items() if key != COLUMNS}
-    fields = {**defaults, MAPPED: dict(mapping)} if defaults else defaults
-    return fields, {**others, COLUMNS: dict(mapping)} if mapping else others
+    return {**others, COLUMNS: dict(mapping)} if mapping else others
 
 
-def _skip_same(first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the new values of two pairs of an old and a new one; no update for the same object."""
-    (old, new), (other_old, other_new) = first, second
-    return (
-        gr.skip() if new is old else new,
-        gr.skip() if other_new is other_old else other_new,
-    )
+def _skip_same(old: Any, new: Any) -> Any:
+    """Return the new value, or no update if it is the same object."""
+    return gr.skip() if new is old else new
 
 
 def _describe_guess(has_guess: bool) -> str:

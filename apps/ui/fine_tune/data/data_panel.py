@@ -12,7 +12,7 @@ from apps.ui.events import LATEST, LATEST_SHOWN, QUIET
 from apps.ui.fine_tune.data.column_mapping import REMEMBER_COLUMNS_JS, ColumnMapping
 from apps.ui.fine_tune.data.row_browser import RowBrowser, RowView
 from apps.ui.fine_tune.data.row_statistics import SAVE_JS, RowStatistics, StatisticsWatch
-from apps.ui.fine_tune.training_settings import Entered
+from apps.ui.fine_tune.setting_form import Entered
 
 TOKENS, ROWS, STATISTICS = "tokens", "rows", "statistics"
 ShowPreview = Callable[[str | None, str | None, Entered, Mapping[str, Any] | None], Awaitable[str]]
@@ -90,7 +90,8 @@ class DataPanel:
     ) -> list[Dependency]:
         """Update the panel after each of the `changes` of model, data and task.
 
-        Returns the event of each change after which the columns of the file are known.
+        Returns the event of each change after which the columns of the file are known, and last the
+        event after which they were chosen in the menus.
         """
         asked = [model, data, entered, defaults]
         changed = [
@@ -101,8 +102,8 @@ class DataPanel:
                 **LATEST,
             ).then(
                 self.columns.fit_columns,
-                [self.columns.found, self.columns.fitted, data, defaults, entered],
-                [defaults, entered, *self.columns.outputs],
+                [self.columns.found, self.columns.fitted, data, task, entered],
+                [entered, *self.columns.outputs],
                 **LATEST,
             )
             for listen in changes
@@ -110,8 +111,8 @@ class DataPanel:
         mapped = gr.on(
             [menu.input for menu in self.columns.menus],
             self.columns.map_columns,
-            [defaults, entered, *self.columns.menus],
-            [defaults, entered, *self.columns.menus],
+            [task, entered, *self.columns.menus],
+            [entered, *self.columns.menus],
             **LATEST,
         )
         mapped.then(None, [data, task, *self.columns.menus], js=REMEMBER_COLUMNS_JS, **_PRIVATE)
@@ -130,7 +131,7 @@ class DataPanel:
         self._listen_to_tabs(data, asked)
         self._listen_to_rows(data)
         self._listen_to_downloads(asked)
-        return changed
+        return [*changed, mapped]
 
     def _listen_to_tabs(self, data: Component, asked: list[Component]) -> None:
         self.tokens_tab.select(self.open_tokens, None, self.tab, **QUIET)

@@ -17,7 +17,7 @@ from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.data.length_histogram import render_histogram
 from apps.ui.fine_tune.data.preview import name_row
-from apps.ui.fine_tune.training_settings import Entered, collect_row_settings
+from apps.ui.fine_tune.setting_form import Entered, collect_row_settings
 
 MAX_LISTED = 20
 _PATIENCE_S = 600.0

@@ -1,6 +1,7 @@
 """The task on the page "Fine-tune": model and data decide it, and the settings follow it."""
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +11,8 @@ import gradio as gr
 import pytest
 
 from apps.client.client import ApiClient
-from apps.client.resources import Defaults
 from apps.ui.fine_tune.fine_tune_page import FineTunePage
-from apps.ui.fine_tune.training_settings import (
-    Entered,
-    JobActions,
-    TrainingSettings,
-    name_task,
-)
+from apps.ui.fine_tune.setting_form import SettingForm, name_task
 from apps.ui.protection.uploads import UploadFolder
 from tests.apps.stub_api import StubApi, ask
 
@@ -91,98 +86,107 @@ def test_settings_of_model_stay_if_other_data_cannot_be_read(call: Any) -> None:
     assert defaults is None
 
 
-def build_settings(
-    page: FineTunePage, defaults: Any, entered: Entered, preset: str = "", start: Any = None
-) -> TrainingSettings:
-    with gr.Blocks(analytics_enabled=False):
-        return TrainingSettings(
-            Defaults.model_validate(defaults),
-            entered,
-            preset,
-            is_more_open=False,
-            actions=JobActions(
-                start or page.start, page.estimate, page.name_file, page.show_preview
-            ),
-        )
+async def read_form(page: FineTunePage, task: str, preset: str = "balanced") -> SettingForm:
+    _, defaults = await page.choose_task("base", task)
+    return SettingForm(defaults, preset)
+
+
+def send(form: SettingForm, **changes: Any) -> str:
+    """Return what the browser sends of a form in which some fields were changed."""
+    return json.dumps({"form": form.name, "fields": {**form.shown, **changes}})
 
 
 def test_start_is_refused_while_settings_of_other_choice_are_shown(call: Any, api: StubApi) -> None:
-    async def press(page: FineTunePage, model: str, task: str) -> str:
-        _, defaults = await page.choose_task("base", CLASSIFICATION)
-        settings = build_settings(page, defaults, {})
-        shown = [field.value for field in settings.fields.values()]
-        run, _ = await settings.start(model, task, "file-handbook", "", *shown)
+    async def press(page: FineTunePage, model: str, task: str, sent: str | None = None) -> str:
+        form = await read_form(page, CLASSIFICATION)
+        data = "file-handbook"
+        run, _ = await page.settings.start(sent or send(form), form, model, task, data, "")
         return run
 
-    for model, task, named in (
-        ("other", CLASSIFICATION, "model base"),
-        ("base", "causal_lm", f"task {CLASSIFICATION}"),
+    for chosen in (
+        ("other", CLASSIFICATION),
+        ("base", "causal_lm"),
+        ("base", CLASSIFICATION, '{"form": "other"}'),
     ):
-        with pytest.raises(gr.Error, match=f"^'?These are the settings of the {named}"):
-            call(lambda page, model=model, task=task: press(page, model, task))
+        with pytest.raises(gr.Error, match="settings of the chosen model and task are loading"):
+            call(lambda page, chosen=chosen: press(page, *chosen))
     assert not api.jobs
     assert call(lambda page: press(page, "base", CLASSIFICATION)) in api.jobs
 
 
-def test_preset_fills_fields_and_is_sent_with_what_was_entered(call: Any) -> None:
-    sent: list[Any] = []
+def test_preset_is_sent_with_what_was_entered(call: Any, api: StubApi) -> None:
+    async def press(page: FineTunePage) -> tuple[Any, Any]:
+        form = await read_form(page, "causal_lm", "adapter")
+        sent = send(form, epochs=7)
+        await page.settings.start(sent, form, "base", "causal_lm", "file-handbook", "")
+        return page.settings.keep(sent, form, {"task_settings.labels": ["a"]})
 
-    async def record(*arguments: Any) -> str:
-        sent.append(arguments)
-        return "a job"
-
-    async def press(page: FineTunePage) -> Entered:
-        _, defaults = await page.choose_task("base", "causal_lm")
-        settings = build_settings(page, defaults, {"epochs": 7}, "adapter", record)
-        shown = {key: field.value for key, field in settings.fields.items()}
-        assert (shown["epochs"], shown["learning_rate"]) == (7, 0.01)
-        await settings.start("base", "causal_lm", "file-handbook", "", *shown.values())
-        return settings.keep({"epochs": 7}, "name", *shown.values())
-
-    assert call(press) == {"epochs": 7, "suffix": "name"}
+    kept, columns = call(press)
+    assert (kept, columns) == ({"task_settings.labels": ["a"], "epochs": 7}, None)
     changes = {"epochs": 7, "learning_rate": 0.01, "adapter": {"rank": 4}}
-    assert sent == [("base", "file-handbook", "", changes)]
+    assert api.bodies[-1]["training"] == changes
 
 
-def test_unknown_preset_shows_defaults(call: Any) -> None:
-    async def build(page: FineTunePage) -> tuple[Any, Any]:
-        _, defaults = await page.choose_task("base", "causal_lm")
-        settings = build_settings(page, {**defaults, "presets": {}}, {}, "adapter")
-        return settings.preset, settings.fields["learning_rate"].value
+def test_form_is_shown_again_only_for_another_one(call: Any) -> None:
+    async def show(page: FineTunePage) -> list[bool]:
+        form = await read_form(page, "causal_lm")
+        other = (await read_form(page, CLASSIFICATION)).defaults
+        columns = {"prompt": "q"}
+        cases: list[tuple[Any, Any, Any, str]] = [
+            (None, form.defaults, {"epochs": 5}, "balanced"),
+            (None, form.defaults, {}, "adapter"),
+            (None, other, {}, "balanced"),
+            (None, form.defaults, {"columns": columns}, "balanced"),
+            (columns, form.defaults, {"columns": columns}, "balanced"),
+        ]
+        return [
+            isinstance(page.settings.show_again(form, shown, *chosen)[2], str)
+            for shown, *chosen in cases
+        ]
 
-    menu, rate = call(build)
-    assert (menu.value, menu.visible, rate) == ("balanced", False, 0.001)
+    assert call(show) == [False, True, True, True, False]
+
+
+def test_form_and_presets_are_hidden_without_settings(call: Any) -> None:
+    async def show(page: FineTunePage) -> tuple[Any, ...]:
+        return page.settings.show(None, {})
+
+    menu, *parts = call(show)
+    assert (menu.visible, parts) == (False, ["", "", None, None])
 
 
 def test_check_and_start_return_the_problems_of_fields(call: Any, api: StubApi) -> None:
     async def press(page: FineTunePage) -> list[Any]:
-        _, defaults = await page.choose_task("base", "causal_lm")
-        settings = build_settings(page, defaults, {"learning_rate": 0})
-        shown = [field.value for field in settings.fields.values()]
-        chosen = ("base", "causal_lm", "file-handbook", "", *shown)
-        checked, _ = await settings.check_settings(*chosen)
-        run, started = await settings.start(*chosen)
+        form = await read_form(page, "causal_lm")
+        chosen = (form, "base", "causal_lm", "file-handbook", "")
+        settings = page.settings
+        checked, _ = await settings.check_settings(send(form, learning_rate=0), *chosen)
+        run, started = await settings.start(send(form, learning_rate=0), *chosen)
         assert (run, started) == ("", checked)
-        other, _ = await settings.check_settings("other", *chosen[1:])
-        unset, _ = await settings.check_settings("base", "causal_lm", None, *chosen[3:])
-        return [json.loads(text) for text in (checked, other, unset)]
+        other, _ = await settings.check_settings(send(form), form, "other", *chosen[2:])
+        unset, _ = await settings.check_settings(send(form), form, "base", "causal_lm", None, "")
+        absent, _ = await settings.check_settings("", None, *chosen[1:])
+        empty, _ = await settings.check_settings(send(form, epochs=None), *chosen)
+        return [json.loads(text) for text in (checked, other, unset, absent, empty)]
 
     message = "Learning rate is 0: it should be greater than 0."
-    refused, loading, unset = call(press)
+    refused, loading, unset, absent, empty = call(press)
     problem = {"id": "setting-learning-rate", "message": message}
     flags = {"isTemporary": False, "isEarly": False}
     assert refused == {"problems": [problem], "reason": message, **flags}
     assert "loading" in loading["reason"]
+    assert loading["isEarly"]
     assert unset["reason"] == "Choose a model and data first."
+    assert absent["reason"].startswith("There are no settings for this choice")
+    assert [problem["id"] for problem in empty["problems"]] == ["setting-epochs"]
     assert not api.jobs
 
 
 def test_valid_settings_have_an_estimate(call: Any, api: StubApi) -> None:
     async def check(page: FineTunePage) -> Any:
-        _, defaults = await page.choose_task("base", CLASSIFICATION)
-        settings = build_settings(page, defaults, {"epochs": 2})
-        shown = [field.value for field in settings.fields.values()]
-        return await settings.check_settings("base", CLASSIFICATION, "file-handbook", "me", *shown)
+        form = await read_form(page, CLASSIFICATION)
+        chosen = (form, "base", CLASSIFICATION, "file-handbook", "me")
+        return await page.settings.check_settings(send(form, epochs=2), *chosen)
 
     verdict, estimate = call(check)
     assert json.loads(verdict)["reason"] == ""
@@ -192,12 +196,55 @@ def test_valid_settings_have_an_estimate(call: Any, api: StubApi) -> None:
     assert api.estimates[-1]["training"] == training
 
 
-def test_fields_are_built_by_groups_of_the_schema(call: Any) -> None:
-    async def build(page: FineTunePage) -> TrainingSettings:
-        _, defaults = await page.choose_task("base", "causal_lm")
-        return build_settings(page, defaults, {})
+def test_preview_has_the_settings_of_rows(call: Any, api: StubApi) -> None:
+    async def preview(page: FineTunePage) -> list[Any]:
+        form = await read_form(page, "causal_lm")
+        sent = send(form, max_length="64", epochs=9)
+        chosen = ("base", "file-handbook")
+        return [
+            await page.settings.update_preview(sent, form, *chosen),
+            await page.settings.update_preview("", form, *chosen),
+        ]
 
-    keys = list(call(build).fields)
+    shown, kept = call(preview)
+    assert "ts-learned" in shown
+    assert isinstance(kept, type(gr.skip()))
+    assert api.previews[-1] == {"max_length": 64}
+
+
+def test_settings_are_written_and_filled_in(call: Any) -> None:
+    async def use(page: FineTunePage) -> tuple[list[str], tuple[Any, ...], tuple[Any, ...]]:
+        form = await read_form(page, "causal_lm")
+        chosen = ("yaml", "base", "file-handbook", "me")
+        settings = page.settings
+        texts = [
+            await settings.write_settings(send(form, epochs=5), "", form, *chosen),
+            await settings.write_settings(send(form, epochs=None), "", form, *chosen),
+            await settings.write_settings("", "", form, *chosen),
+            await settings.write_settings("", "", form, "yaml", None, None, ""),
+            await settings.write_settings(send(form), "", form, "yaml", "base", "file-gone", ""),
+        ]
+        good = settings.import_settings("epochs: 4", form)
+        bad = settings.import_settings("rate: 4", form)
+        return texts, good, bad
+
+    texts, (note, entered, *shown), (fault, *others) = call(use)
+    beginnings = ("# python -m", "Epochs is empty", "The settings of", "Choose a", "There is no")
+    assert "epochs: 5" in texts[0]
+    for text, beginning in zip(texts, beginnings, strict=True):
+        assert text.startswith(beginning)
+    assert (note.visible, entered) == (False, {"epochs": 4})
+    assert 'value="4"' in shown[2]
+    assert "rate" in fault.value
+    assert {type(one) for one in others} == {type(gr.skip())}
+    assert len(others) == len(shown) + 1
+
+
+def test_fields_are_built_by_groups_of_the_schema(call: Any) -> None:
+    async def render(page: FineTunePage) -> str:
+        return (await read_form(page, "causal_lm")).render({})
+
+    keys = re.findall('data-key="([^"]+)"', call(render))
     assert keys[:2] == ["epochs", "learning_rate"]
     assert keys[2:] == [
         *("max_length", "columns", "warmup_ratio", "adapter", "offload_optimizer", "precision"),
@@ -217,6 +264,7 @@ def test_menus_are_filled_before_the_preview_is_asked_for(call: Any, api: StubAp
     assert num_before == 0
     assert (first[1].value, first[2].value) == ("base", "file-handbook")
     assert first[5]["model"] == "base"
+    assert 'id="setting-epochs"' in first[9]
     assert type(first[-1]) is type(gr.skip())
     assert len(api.previews) == 1
     assert "ts-learned" in second[-1]

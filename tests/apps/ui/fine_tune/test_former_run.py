@@ -23,7 +23,8 @@ def test_settings_of_run_are_entered(api: StubApi) -> None:
     add_run(api, user_provided_suffix="mine")
     found = read(api, "ftjob-1")
     assert (found.model, found.data) == ("base", "file-handbook")
-    assert found.entered == {"epochs": 7, "columns": {"prompt": "q"}, "suffix": "mine"}
+    assert found.entered == {"epochs": 7, "columns": {"prompt": "q"}}
+    assert found.name == "mine"
     assert found.notice.endswith("of run mine (ftjob-1).")
 
 

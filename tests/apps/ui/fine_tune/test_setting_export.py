@@ -1,39 +1,24 @@
 """Settings that are filled in from a spec: what differs from the defaults, or why they are not."""
 
-import asyncio
 from typing import Any
 
-import gradio as gr
 import pytest
 
-from apps.client.resources import Defaults
-from apps.ui.fine_tune.setting_export import SettingExport, list_changes
+from apps.ui.fine_tune.setting_export import list_changes, read_changes, write_text
 from apps.ui.fine_tune.setting_texts import PlannedJob
 
-DEFAULTS = Defaults.model_validate(
-    {
-        "model": "base",
-        "task": "sequence_classification",
-        "training": {"epochs": 3, "columns": {}, "task_settings": {"labels": [], "kind": "auto"}},
-        "schema": {"epochs": {"default": 3}, "columns": {}, "task_settings": {}},
-    }
-)
+DEFAULTS: dict[str, Any] = {
+    "model": "base",
+    "task": "sequence_classification",
+    "training": {"epochs": 3, "columns": {}, "task_settings": {"labels": [], "kind": "auto"}},
+    "schema": {"epochs": {"default": 3}, "columns": {}, "task_settings": {}},
+}
 
 
-@pytest.fixture
-def export() -> SettingExport:
-    async def build() -> SettingExport:
-        with gr.Blocks(analytics_enabled=False):
-            return SettingExport(lambda values: {"epochs": values[0]}, DEFAULTS)
-
-    return asyncio.run(build())  # without an event loop, Gradio would leave one open
-
-
-def test_spec_is_filled_in_as_its_differences(export: SettingExport) -> None:
+def test_spec_is_filled_in_as_its_differences() -> None:
     text = "base_model: x\nepochs: 3\ncolumns: {text: t}\ntask_settings: {labels: [a, b]}"
-    note, changes = export.import_spec(text)
+    changes = read_changes(text, DEFAULTS)
     assert changes == {"columns": {"text": "t"}, "task_settings.labels": ["a", "b"]}
-    assert not note.visible
 
 
 @pytest.mark.parametrize(
@@ -44,11 +29,9 @@ def test_spec_is_filled_in_as_its_differences(export: SettingExport) -> None:
         ("rate: 1", "rate"),
     ],
 )
-def test_faulty_spec_fills_in_nothing(export: SettingExport, text: str, named: str) -> None:
-    note, changes = export.import_spec(text)
-    assert changes is None
-    assert note.visible
-    assert named in note.value
+def test_faulty_spec_is_refused(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        read_changes(text, DEFAULTS)
 
 
 def test_settings_of_another_version_are_ignored() -> None:
@@ -61,9 +44,8 @@ def test_settings_of_another_version_are_ignored() -> None:
     ("form", "start"),
     [("yaml", "# python -m"), ("curl", "curl "), ("python", "import"), ("command", "tuneserve ")],
 )
-def test_each_form_has_the_settings(export: SettingExport, form: str, start: str) -> None:
-    job: Any = export.plan_job("base", "file-1", "rows.csv", " mine ", (5,))
-    assert job == PlannedJob("base", "file-1", "rows.csv", "mine", {"epochs": 5})
-    text = export.write_text(form, job, "http://127.0.0.1:8000")
+def test_each_form_has_the_settings(form: str, start: str) -> None:
+    job = PlannedJob("base", "file-1", "rows.csv", "mine", {"epochs": 5})
+    text = write_text(form, job, DEFAULTS, "http://127.0.0.1:8000")
     assert text.startswith(start)
     assert "epochs" in text

@@ -4,11 +4,9 @@ import json
 import re
 from typing import Any
 
-import gradio as gr
 import pytest
 
 from apps.ui.fine_tune.setting_fields import (
-    build_setting,
     collect_changes,
     flatten,
     is_entered,
@@ -35,22 +33,6 @@ def test_only_changed_settings_are_sent() -> None:
     assert collect({"learning_rate": 0}) == {"learning_rate": 0}
 
 
-def test_unchanged_fields_are_no_changes() -> None:
-    """For every type of value, the page reads back the same value that it shows."""
-    shown = {key: build_setting(key, SCHEMAS[key], value).value for key, value in DEFAULTS.items()}
-    assert collect(shown) == {}
-    assert not [key for key, value in shown.items() if is_entered(DEFAULTS[key], value)]
-    assert not is_entered(DEFAULTS["max_length"], "")  # the browser sends an empty text for None
-    changed = {**shown, "columns": '{"prompt": "q"}', "adam_betas": "[0.9, 0.99]"}
-    assert collect(changed) == {"columns": {"prompt": "q"}, "adam_betas": [0.9, 0.99]}
-
-
-def test_field_without_value_is_built_empty() -> None:
-    """Gradio reuses fields when they are built again, and None would leave the old text."""
-    schema = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
-    assert build_setting("warmup_steps", schema, None).value == ""
-
-
 def test_entered_values_stay_for_another_task_that_has_them() -> None:
     """A field that is built again shows what was entered, unless that is no choice of it now."""
     assert is_entered(DEFAULTS["epochs"], 5)
@@ -63,9 +45,7 @@ def test_entered_values_stay_for_another_task_that_has_them() -> None:
 @pytest.mark.parametrize("typed", [2.5, 2.0, 3])
 def test_number_is_sent_as_typed(typed: float) -> None:
     """The API rejects a fractional number of epochs; the page does not round it."""
-    field = build_setting("epochs", SCHEMAS["epochs"], 4)
-    assert isinstance(field, gr.Number)
-    assert collect({"epochs": field.preprocess(typed)}).get("epochs", 3) == typed
+    assert collect({"epochs": typed}).get("epochs", 3) == typed
 
 
 @pytest.mark.parametrize(("key", "empty"), [("learning_rate", None), ("adam_betas", " ")])

@@ -16,8 +16,7 @@ from apps.ui.fine_tune.data.column_mapping import PARTS
 from apps.ui.fine_tune.data.preview import FORMAT_NAMES
 from apps.ui.fine_tune.fine_tune_page import DEMONSTRATION_NOTE, INTRODUCTION, TASK_NAMES
 from apps.ui.fine_tune.setting_fields import flatten_schemas, label_setting
-from apps.ui.fine_tune.setting_search import GROUP_NAMES
-from apps.ui.fine_tune.training_settings import PRESET_NAMES
+from apps.ui.fine_tune.setting_form import GROUP_NAMES, PRESET_NAMES
 from apps.ui.frame.assets import LANGUAGES, send_asset
 from apps.ui.frame.languages import ENGLISH, NAME_KEY, list_languages
 from apps.ui.models.model_detail import METRIC_NAMES

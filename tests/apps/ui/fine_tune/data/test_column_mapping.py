@@ -9,7 +9,6 @@ import pytest
 
 from apps.client.client import ApiClient
 from apps.ui.fine_tune.data.column_mapping import (
-    MAPPED,
     PARTS,
     ColumnMapping,
     FileColumns,
@@ -19,7 +18,7 @@ from apps.ui.fine_tune.data.column_mapping import (
 )
 from tests.apps.stub_api import StubApi, ask
 
-DEFAULTS = {"model": "base", "task": "causal_lm"}
+TASK = "causal_lm"
 GUESS = {"prompt": "question", "completion": "reply"}
 SKIP = type(gr.skip())
 
@@ -103,21 +102,20 @@ def odd_file(api: StubApi) -> str:
 async def fit(
     mapping: ColumnMapping,
     data: str,
-    defaults: dict[str, Any],
+    task: str,
     entered: dict[str, Any],
     fitted: str | None = None,
 ) -> tuple[Any, ...]:
     """Fit the menus to a file; `fitted` is the file that they were for."""
     found = await mapping.read_columns(data)
-    return mapping.fit_columns(found, fitted, data, defaults, entered)
+    return mapping.fit_columns(found, fitted, data, task, entered)
 
 
 def test_unknown_columns_are_guessed_and_entered(call: Any, odd_file: str) -> None:
-    fields, entered, _, place, note, *menus = call(
-        lambda mapping: fit(mapping, odd_file, DEFAULTS, {"epochs": 2})
+    entered, _, place, note, *menus = call(
+        lambda mapping: fit(mapping, odd_file, TASK, {"epochs": 2})
     )
     assert entered == {"epochs": 2, "columns": GUESS}
-    assert fields == {**DEFAULTS, MAPPED: GUESS}
     assert (place.visible, place.open) == (True, True)
     assert "guess" in note.value
     assert [menu.value for menu in menus[:2]] == ["question", "reply"]
@@ -126,34 +124,30 @@ def test_unknown_columns_are_guessed_and_entered(call: Any, odd_file: str) -> No
 
 def test_columns_of_another_file_are_removed(call: Any, odd_file: str) -> None:
     entered = {"epochs": 2, "columns": GUESS}
-    fields, kept, fitted, place, *_ = call(
-        lambda mapping: fit(mapping, "file-handbook", DEFAULTS, entered)
-    )
+    kept, fitted, place, *_ = call(lambda mapping: fit(mapping, "file-handbook", TASK, entered))
     assert (kept, fitted) == ({"epochs": 2}, "file-handbook")
-    assert fields[MAPPED] == {}
     assert (place.visible, place.open) == (True, False)
 
 
 def test_entered_columns_of_this_file_stay(call: Any, odd_file: str) -> None:
     entered = {"columns": '{"prompt": "reply", "completion": "question"}'}
-    fields, kept, _, _, _, *menus = call(lambda mapping: fit(mapping, odd_file, DEFAULTS, entered))
-    assert isinstance(fields, SKIP)
+    kept, _, _, _, *menus = call(lambda mapping: fit(mapping, odd_file, TASK, entered))
     assert isinstance(kept, SKIP)
     assert [menu.value for menu in menus[:2]] == ["reply", "question"]
 
 
 def test_chosen_columns_are_entered(call: Any) -> None:
     async def choose(mapping: ColumnMapping) -> tuple[Any, ...]:
-        return mapping.map_columns(DEFAULTS, {"epochs": 2}, "question", "reply", "", "", "")
+        return mapping.map_columns(TASK, {"epochs": 2}, "question", "reply", "", "", "")
 
-    fields, kept, *menus = call(choose)
-    assert (fields, kept) == ({**DEFAULTS, MAPPED: GUESS}, {"epochs": 2, "columns": GUESS})
+    kept, *menus = call(choose)
+    assert kept == {"epochs": 2, "columns": GUESS}
     assert {type(menu) for menu in menus} == {SKIP}
 
     async def remove(mapping: ColumnMapping) -> tuple[Any, ...]:
-        return mapping.map_columns(DEFAULTS, {"columns": GUESS}, "", "", "", "", "")
+        return mapping.map_columns(TASK, {"columns": GUESS}, "", "", "", "", "")
 
-    assert call(remove)[:2] == ({**DEFAULTS, MAPPED: {}}, {})
+    assert call(remove)[0] == {}
 
 
 @pytest.mark.parametrize(
@@ -172,40 +166,37 @@ def test_last_choice_empties_menus_that_contradict_it(
     emptied: list[int],
 ) -> None:
     async def choose(mapping: ColumnMapping) -> tuple[Any, ...]:
-        return mapping.map_columns(DEFAULTS, {"columns": before}, *chosen)
+        return mapping.map_columns(TASK, {"columns": before}, *chosen)
 
-    _, entered, *menus = call(choose)
+    entered, *menus = call(choose)
     assert entered == {"columns": kept}
     assert [place for place, menu in enumerate(menus) if menu == ""] == emptied
 
 
 def test_columns_of_another_task_are_guessed_again(call: Any, odd_file: str, api: StubApi) -> None:
     api.rows.rows[odd_file] = [{"question": "Why?", "reply": "Because.", "topic": "reasons"}]
-    other = {**DEFAULTS, "task": "sequence_classification"}
-    entered = {"columns": GUESS}
-    _, kept, *_ = call(lambda mapping: fit(mapping, odd_file, other, entered))
+    other = "sequence_classification"
+    kept, *_ = call(lambda mapping: fit(mapping, odd_file, other, {"columns": GUESS}))
     assert "columns" not in kept
 
 
 def test_parts_without_a_menu_stay(call: Any) -> None:
     async def choose(mapping: ColumnMapping) -> tuple[Any, Any]:
         entered = {"columns": {"tools": "functions", "prompt": "a"}}
-        return mapping.map_columns(DEFAULTS, entered, "question", "reply", "", "", "")
+        return mapping.map_columns(TASK, entered, "question", "reply", "", "", "")
 
-    assert call(choose)[1] == {"columns": {"tools": "functions", **GUESS}}
+    assert call(choose)[0] == {"columns": {"tools": "functions", **GUESS}}
 
 
 def test_entered_text_that_is_no_mapping_stays(call: Any, odd_file: str) -> None:
     entered = {"columns": "{'a'"}
-    fields, kept, *_ = call(lambda mapping: fit(mapping, "file-handbook", DEFAULTS, entered))
-    assert [type(fields), type(kept)] == [SKIP, SKIP]
+    kept, *_ = call(lambda mapping: fit(mapping, "file-handbook", TASK, entered))
+    assert isinstance(kept, SKIP)
 
 
 def test_file_that_cannot_be_read_has_no_menus(call: Any) -> None:
-    fields, _, _, place, *_ = call(
-        lambda mapping: fit(mapping, "file-gone", DEFAULTS, {"columns": GUESS})
-    )
-    assert isinstance(fields, SKIP)
+    kept, _, place, *_ = call(lambda mapping: fit(mapping, "file-gone", TASK, {"columns": GUESS}))
+    assert isinstance(kept, SKIP)
     assert not place.visible
 
 
@@ -214,15 +205,13 @@ def test_columns_of_a_file_that_shares_some_names_are_removed(
 ) -> None:
     api.rows.rows["file-handbook"] = [{"question": "Why?", "answer": "Because."}]
     entered = {"columns": GUESS}
-    _, kept, *_ = call(lambda mapping: fit(mapping, "file-handbook", DEFAULTS, entered, odd_file))
+    kept, *_ = call(lambda mapping: fit(mapping, "file-handbook", TASK, entered, odd_file))
     assert kept == {}
 
 
 def test_entered_name_that_the_file_lacks_stays_for_the_same_file(call: Any, odd_file: str) -> None:
     entered = {"columns": {"prompt": "question", "completion": "replies"}}
-    _, kept, _, _, _, *menus = call(
-        lambda mapping: fit(mapping, odd_file, DEFAULTS, entered, odd_file)
-    )
+    kept, _, _, _, *menus = call(lambda mapping: fit(mapping, odd_file, TASK, entered, odd_file))
     assert isinstance(kept, SKIP)
     assert [menu.value for menu in menus[:2]] == ["question", ""]
 
@@ -230,7 +219,7 @@ def test_entered_name_that_the_file_lacks_stays_for_the_same_file(call: Any, odd
 def test_nothing_changes_when_another_file_was_chosen_meanwhile(call: Any, odd_file: str) -> None:
     async def choose(mapping: ColumnMapping) -> tuple[Any, ...]:
         found = await mapping.read_columns(odd_file)
-        return mapping.fit_columns(found, None, "file-handbook", DEFAULTS, {"columns": GUESS})
+        return mapping.fit_columns(found, None, "file-handbook", TASK, {"columns": GUESS})
 
     assert all(isinstance(update, SKIP) for update in call(choose))
 
