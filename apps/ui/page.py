@@ -25,6 +25,7 @@ from apps.ui.fine_tune.fine_tune_page import build_fine_tune_page
 from apps.ui.frame.api_reference import render_reference
 from apps.ui.frame.assets import ASSETS, send_asset
 from apps.ui.frame.document import render_document
+from apps.ui.frame.first_views import FirstViews
 from apps.ui.frame.page_frame import PageFrame, send_not_found
 from apps.ui.gradio_internals import build_without_apps, complete_cancelled_calls
 from apps.ui.models.model_download import ARCHIVE_TYPE, add_download
@@ -47,7 +48,7 @@ TEXTS = {"common.complete": "Done"}
 """Texts that Gradio's own translations lack: it would show their names."""
 
 
-def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
+def build_blocks(client: ApiClient, uploads: UploadFolder, first_views: FirstViews) -> gr.Blocks:
     """Build the pages; they call the API only when a browser opens them."""
     blocks: gr.Blocks
     with gr.Blocks(
@@ -58,13 +59,13 @@ def build_blocks(client: ApiClient, uploads: UploadFolder) -> gr.Blocks:
         _start_page("")
         build_fine_tune_page(client, uploads)
     others: Mapping[str, Callable[[ApiClient], None]] = {
-        "runs": build_runs_page,
+        "runs": partial(build_runs_page, first_views=first_views),
         "chat": build_chat_page,
         "compare": build_compare_page,
-        "evaluate": build_evaluate_page,
+        "evaluate": partial(build_evaluate_page, first_views=first_views),
         "classify": partial(build_classify_page, uploads=uploads),
-        "models": build_models_page,
-        "cluster": build_cluster_page,
+        "models": partial(build_models_page, first_views=first_views),
+        "cluster": partial(build_cluster_page, first_views=first_views),
     }
     for path, build in others.items():
         with blocks.route(markup.TITLES[path], path):
@@ -114,9 +115,9 @@ def build_gradio(settings: UiSettings, client: ApiClient, uploads: UploadFolder)
     uploads.set_as_gradio_folder()
     complete_cancelled_calls()
     with build_without_apps():
-        blocks = build_blocks(client, uploads)
+        blocks = build_blocks(client, uploads, first_views := FirstViews())
     _add_routes(app, client)
-    app.add_middleware(PageFrame, blocks=blocks)
+    app.add_middleware(PageFrame, blocks=blocks, first_views=first_views)
     app.add_middleware(
         GZipMiddleware,
         minimum_size=MIN_COMPRESSED_BYTES,

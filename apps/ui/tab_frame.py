@@ -20,15 +20,17 @@ def build_tab_frame(
     start: str,
     update: UpdateTab,
     change: ChangeTab,
+    first: str,
 ) -> None:
     """Lay out the element and its events inside the current Blocks.
 
     `scripts` are the names of the page's scripts, and `start` is the function of theirs that gets
     the element. It asks for what is shown by `update`, and sends what a visitor does to `change`.
+    `first` marks the first message, which the document has.
     """
     state = gr.State(TabState())
     frame = gr.HTML(
-        None,
+        first,
         html_template=template,
         js_on_load=f"""{start}(element, props, watch, (asked) => trigger("ask", asked),
   (change) => trigger("act", change));""",

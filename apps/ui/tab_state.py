@@ -7,7 +7,7 @@ server's last, because a message was lost or the session was dropped, the next o
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol, TypedDict
 
@@ -110,6 +110,30 @@ class TabState:
         if asked.applied == self.serial and asked.place == self.place:
             return self
         return TabState(place=asked.place)
+
+
+class FirstStates:
+    """The states after messages that were sent in documents, before a tab had a session."""
+
+    def __init__(self, max_states: int = 256) -> None:
+        self._max_states = max_states
+        self._states: dict[int, TabState] = {}
+
+    def keep(self, message: TabMessage, state: TabState) -> TabMessage:
+        """Keep the state after a message; return the message with a number that no other has."""
+        serial = message["serial"]
+        while serial in self._states:
+            serial += 1
+        if len(self._states) >= self._max_states:
+            del self._states[next(iter(self._states))]
+        self._states[serial] = replace(state, serial=serial)
+        return {**message, "serial": serial}
+
+    def select_for(self, asked: PlaceRequest, state: TabState) -> TabState:
+        """Return the state of the session, of the document, or of an empty tab."""
+        if asked.applied != state.serial:
+            state = self._states.get(asked.applied, state)
+        return state.select_for(asked)
 
 
 def write_message(content: Content, state: TabState) -> tuple[TabMessage, TabState]:

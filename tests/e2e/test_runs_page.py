@@ -67,6 +67,25 @@ def open_view(page: Page, address: str, query: str = "") -> Page:
     return page
 
 
+def test_page_shows_what_its_document_has_and_asks_for_the_changes(
+    page: Page, stub: StubApi, address: str
+) -> None:
+    add_run(stub, "ftjob-1", "running", num_steps=5)
+    asked: list[dict[str, Any]] = []
+
+    def note(request: Request) -> None:
+        if request.url.endswith("/queue/join?") and request.post_data_json:
+            asked.append(request.post_data_json["event_data"])
+
+    page.on("request", note)
+    open_view(page, address, "?run=ftjob-1")
+    assert asked == []
+    add_run(stub, "ftjob-1", "running", num_steps=9)
+    wait_until(lambda: count_points(page) == 9, 60, "the curve grows")
+    assert asked[0]["applied"] > 0
+    assert asked[0]["run"] == "ftjob-1"
+
+
 def list_names(page: Page) -> list[str]:
     return page.locator(".ts-run-table tbody th").all_inner_texts()
 

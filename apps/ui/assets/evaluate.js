@@ -8,8 +8,8 @@ window.tuneserveEvaluate = (() => {
   const NUMBERS = ["max_rows", "max_tokens"];
 
   class Page extends TuneserveTab {
-    constructor(element, ask, act) {
-      super(element.querySelector(".ts-evaluate-page"), ask);
+    constructor(element, ask, act, first) {
+      super(element.querySelector(".ts-evaluate-page"), ask, first);
       Object.assign(this, { act, readsMenus: true, wanted: {} });
       this.listen();
       this.readAddress();
@@ -224,7 +224,7 @@ window.tuneserveEvaluate = (() => {
 
   return {
     start(element, props, watch, ask, act) {
-      const page = new Page(element, ask, act);
+      const page = new Page(element, ask, act, props.value);
       watch("value", () => page.receive(props.value));
     },
   };

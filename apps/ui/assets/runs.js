@@ -19,8 +19,8 @@ window.tuneserveRuns = (() => {
   }
 
   class Page extends TuneserveTab {
-    constructor(element, ask, act) {
-      super(element.querySelector(".ts-runs-page"), ask);
+    constructor(element, ask, act, first) {
+      super(element.querySelector(".ts-runs-page"), ask, first);
       Object.assign(this, { act, cursors: [], log: "" });
       this.selected = new Set();
       this.matches = null;
@@ -360,7 +360,7 @@ window.tuneserveRuns = (() => {
 
   return {
     start(element, props, watch, ask, act) {
-      const page = new Page(element, ask, act);
+      const page = new Page(element, ask, act, props.value);
       watch("value", () => page.receive(props.value));
     },
   };

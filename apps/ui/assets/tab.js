@@ -3,9 +3,10 @@
 "use strict";
 
 window.TuneserveTab = class {
-  // `root` has aria-busy until the first message; `ask` sends a request to the server.
-  constructor(root, ask) {
-    Object.assign(this, { root, ask, applied: 0, interval: 2, clock: 0, waitsUntil: 0, isDue: false });
+  // `root` has aria-busy until the first message, which the document may have; `ask` sends a request
+  // to the server.
+  constructor(root, ask, first) {
+    Object.assign(this, { root, ask, first, applied: 0, interval: 2, clock: 0, waitsUntil: 0, isDue: false });
     this.html = new Map(); // by the name of its place
     this.order = new Map(); // the ids of each list
     setInterval(() => this.showDurations(), 1000);
@@ -33,6 +34,12 @@ window.TuneserveTab = class {
   request() {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.request(), this.interval * 1000);
+    if (typeof this.first === "object" && this.first) {
+      const first = this.first;
+      this.first = null;
+      this.receive(first);
+      return;
+    }
     this.isDue = document.hidden || Date.now() < this.waitsUntil;
     if (this.isDue) return;
     this.waitsUntil = Date.now() + 15_000;

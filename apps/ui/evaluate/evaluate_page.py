@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 import gradio as gr
+from starlette.requests import Request
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
@@ -18,14 +19,16 @@ from apps.ui.evaluate.evaluate_frame import EVALUATE_FRAME
 from apps.ui.evaluate.evaluate_request import (
     EvaluateAction,
     EvaluateRequest,
+    read_address,
     read_evaluate_action,
     read_evaluate_request,
 )
 from apps.ui.evaluate.evaluation_list import read_evaluation_list
 from apps.ui.evaluate.evaluation_view import read_evaluation
 from apps.ui.evaluate.start_form import complete_request, explain_refusal, read_form
+from apps.ui.frame.first_views import FirstViews
 from apps.ui.tab_frame import build_tab_frame
-from apps.ui.tab_state import Content, TabMessage, TabState, write_message
+from apps.ui.tab_state import Content, FirstStates, TabMessage, TabState, write_message
 
 LIST_INTERVALS_S = (3.0, 10.0)
 EVALUATION_INTERVALS_S = (2.0, 30.0)
@@ -38,6 +41,12 @@ class _EvaluateHandlers:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
+        self._first_states = FirstStates()
+
+    async def read_first(self, request: Request) -> TabMessage:
+        """Return the first message for the address of a document."""
+        asked = read_address(request.query_params)
+        return self._first_states.keep(*await self._update(asked, TabState()))
 
     async def update_evaluations(
         self, state: TabState, event: gr.EventData
@@ -89,7 +98,7 @@ class _EvaluateHandlers:
     async def _update(
         self, asked: EvaluateRequest, state: TabState, additions: dict[str, object] | None = None
     ) -> tuple[TabMessage, TabState]:
-        before = state.select_for(asked)
+        before = self._first_states.select_for(asked, state)
         try:
             content = await self._read(asked, before)
         except ApiClientError as exc:  # the next refresh retries
@@ -103,7 +112,7 @@ class _EvaluateHandlers:
         return await read_evaluation_list(self._client, asked, state, LIST_INTERVALS_S)
 
 
-def build_evaluate_page(client: ApiClient) -> None:
+def build_evaluate_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _EvaluateHandlers(client)
     build_tab_frame(
@@ -113,4 +122,5 @@ def build_evaluate_page(client: ApiClient) -> None:
         "window.tuneserveEvaluate.start",
         page.update_evaluations,
         page.change_evaluations,
+        first_views.mark("evaluate", page.read_first),
     )

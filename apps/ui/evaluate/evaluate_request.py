@@ -1,5 +1,6 @@
 """What the script of the page "Evaluate" asks for; everything in it comes from a browser."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -46,6 +47,14 @@ def read_evaluate_request(data: object) -> EvaluateRequest:
         return EvaluateRequest.model_validate(data)
     except ValidationError:
         return EvaluateRequest()
+
+
+def read_address(query: Mapping[str, str]) -> EvaluateRequest:
+    """Return what the script asks for first at an address, as `readAddress` in `evaluate.js`."""
+    asked = {name: query.get(name, "") for name in ("evaluation", "model")}
+    view = "evaluation" if asked["evaluation"] else "list"
+    more = {"view": view, "filter": query.get("filter", "all"), "reads_menus": view == "list"}
+    return read_evaluate_request({**asked, **more})
 
 
 def read_evaluate_action(data: object) -> EvaluateAction | None:

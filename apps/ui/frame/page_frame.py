@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware.cached_files import CACHED_FILE_HEADERS
 from apps.ui.frame.document import complete_document, render_document
+from apps.ui.frame.first_views import FirstViews
 from apps.ui.protection.routes import find_route
 
 _GRADIO_MARK = b"<gradio-app"
@@ -19,15 +20,16 @@ _NOT_FOUND = (
 
 
 class PageFrame:
-    """Middleware that gives Gradio's documents our head and header.
+    """Middleware that gives Gradio's documents our head and header, and their first content.
 
     Gradio's scripts have a hash of their content in their names, so browsers keep them without
     asking again.
     """
 
-    def __init__(self, app: ASGIApp, blocks: Blocks) -> None:
+    def __init__(self, app: ASGIApp, blocks: Blocks, first_views: FirstViews) -> None:
         self.app = app
         self._blocks = blocks
+        self._first_views = first_views
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request, and complete its response."""
@@ -37,7 +39,8 @@ class PageFrame:
         elif self._is_named_by_content(scope, route):
             await self.app(scope, receive, _let_keep(send))
         elif route.count("/") == 1:
-            await _Document(send, route.strip("/")).complete(self.app, scope, receive)
+            document = _Document(send, scope, self._first_views)
+            await self.app(scope, receive, document.receive_message)
         else:
             await self.app(scope, receive, send)
 
@@ -63,17 +66,15 @@ def _let_keep(send: Send) -> Send:
 class _Document:
     """One response: a document of Gradio is completed, all others are sent as they are."""
 
-    def __init__(self, send: Send, current: str) -> None:
+    def __init__(self, send: Send, scope: Scope, first_views: FirstViews) -> None:
         self._send = send
-        self._current = current
+        self._scope = scope
+        self._first_views = first_views
         self._start: Message | None = None
         self._body = b""
 
-    async def complete(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
-        """Send the response of `app`."""
-        await app(scope, receive, self._receive_message)
-
-    async def _receive_message(self, message: Message) -> None:
+    async def receive_message(self, message: Message) -> None:
+        """Receive a message of the response."""
         if message["type"] == "http.response.start":
             kind = MutableHeaders(scope=message).get("content-type", "")
             if kind.startswith("text/html") and message["status"] == 200:
@@ -88,12 +89,19 @@ class _Document:
 
     async def _send_document(self, start: Message) -> None:
         if _GRADIO_MARK in self._body:
-            self._body = complete_document(self._body.decode(), self._current).encode()
             headers = MutableHeaders(scope=start)
+            self._body = (await self._complete(headers)).encode()
             headers["content-length"] = str(len(self._body))
-            headers["cache-control"] = "no-cache"
         await self._send(start)
         await self._send({"type": "http.response.body", "body": self._body})
+
+    async def _complete(self, headers: MutableHeaders) -> str:
+        path = find_route(self._scope).strip("/")
+        html = complete_document(self._body.decode(), path)
+        is_filled = self._scope["method"] == "GET" and self._first_views.has(path)
+        # A browser that goes back would show the content of a document that it has stored.
+        headers["cache-control"] = "no-store" if is_filled else "no-cache"
+        return await self._first_views.fill(html, path, Request(self._scope)) if is_filled else html
 
 
 async def send_not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.requests import Request
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError, RequestRefusedError
@@ -21,6 +22,7 @@ from apps.client.model_resources import HubPermissions, HubTransfer, Model, Mode
 from apps.ui.chat.model_menu import TASK
 from apps.ui.error_messages import describe_error
 from apps.ui.events import QUIET
+from apps.ui.frame.first_views import FirstViews
 from apps.ui.models.form_fields import FORMS, FormProblem, describe_refusal
 from apps.ui.models.hub_view import HubForms, render_install_form, render_transfers
 from apps.ui.models.model_actions import ModelAction, perform, read_action
@@ -187,7 +189,7 @@ def _prepare_line(line: str) -> str:
 class _Page:
     """The components of the page and their event handlers."""
 
-    def __init__(self, client: ApiClient) -> None:
+    def __init__(self, client: ApiClient, first_views: FirstViews) -> None:
         self._client = client
         self.notice = gr.HTML(visible=False, elem_id="models-notice")
         self.transfers = gr.HTML(
@@ -197,7 +199,7 @@ class _Page:
             apply_default_css=False,
         )
         self.view = gr.HTML(
-            '<p class="ts-empty">Loading…</p>',
+            first_views.mark("models", self.read_first, '<p class="ts-empty">Loading…</p>'),
             elem_id="models-view",
             js_on_load=SCRIPT.read_text(),
             apply_default_css=False,
@@ -208,6 +210,11 @@ class _Page:
         self.transfer_timer = gr.Timer(TRANSFER_INTERVAL_S, active=False)
         self.outputs = [self.notice, self.view, self.card, self.shown]
         self.outputs += [self.transfers, self.transfer_timer]
+
+    async def read_first(self, request: Request) -> str:
+        """Return the first HTML for the address of a document."""
+        shown = ShownModel(request.query_params.get("model", ""))
+        return _render(await read_view(self._client, shown))
 
     async def show_models(self, request: gr.Request) -> list[Any]:
         """Show the model that the URL names, or all."""
@@ -279,11 +286,13 @@ def _forget_model(shown: ShownModel, model_id: str = "") -> ShownModel:
 
 
 def _list_updates(view: ModelsView, before: ShownModel) -> list[Any]:
-    html = (
-        f'<div class="ts-models-view" data-shown="{escape(view.shown.model_id)}">{view.html}</div>'
-    )
     card = gr.Markdown(view.card, visible=bool(view.card))
-    return [html, card, *_list_state_updates(view.shown, before)]
+    return [_render(view), card, *_list_state_updates(view.shown, before)]
+
+
+def _render(view: ModelsView) -> str:
+    shown = escape(view.shown.model_id)
+    return f'<div class="ts-models-view" data-shown="{shown}">{view.html}</div>'
 
 
 def _list_state_updates(shown: ShownModel, before: ShownModel) -> list[Any]:
@@ -299,9 +308,9 @@ def _list_state_updates(shown: ShownModel, before: ShownModel) -> list[Any]:
     return [shown, transfers, gr.skip() if is_same else gr.Timer(active=bool(shown.running))]
 
 
-def build_models_page(client: ApiClient) -> None:
+def build_models_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
-    page = _Page(client)
+    page = _Page(client, first_views)
     gr.on(fn=page.show_models, outputs=page.outputs, **QUIET)
     page.timer.tick(page.update_models, page.shown, page.outputs, **QUIET)
     page.transfer_timer.tick(page.follow_transfers, page.shown, page.outputs, **QUIET)

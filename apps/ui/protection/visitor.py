@@ -5,7 +5,11 @@ not reach them. Before every step of a handler, Gradio sets `LocalContext.reques
 that sent the event.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from gradio.context import LocalContext
+from starlette.requests import Request
 
 from apps.ui.protection.access import read_password
 
@@ -14,3 +18,13 @@ def find_visitor_key() -> str | None:
     """Return the key of the visitor whose event is handled, or None."""
     request = LocalContext.request.get(None)
     return None if request is None else read_password(request.headers.get("authorization", ""))
+
+
+@contextmanager
+def act_for(request: Request) -> Iterator[None]:
+    """Make requests to the API as those of the visitor who has sent `request`."""
+    token = LocalContext.request.set(request)  # type: ignore[arg-type] # it has headers too
+    try:
+        yield
+    finally:
+        LocalContext.request.reset(token)

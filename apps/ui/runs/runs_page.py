@@ -11,12 +11,14 @@ from html import escape
 from typing import Any
 
 import gradio as gr
+from starlette.requests import Request
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError, RequestRefusedError
 from apps.client.jobs import JobExtension
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
+from apps.ui.frame.first_views import FirstViews
 from apps.ui.runs.merging import AdapterMerger
 from apps.ui.runs.run_comparison import read_comparison
 from apps.ui.runs.run_list import read_run_list
@@ -29,10 +31,11 @@ from apps.ui.runs.view_request import (
     ViewRequest,
     is_extension,
     read_action_request,
+    read_address,
     read_view_request,
 )
 from apps.ui.tab_frame import build_tab_frame
-from apps.ui.tab_state import Content, TabMessage, TabState, write_message
+from apps.ui.tab_state import Content, FirstStates, TabMessage, TabState, write_message
 
 LIST_INTERVALS_S = (3.0, 10.0)
 RUN_INTERVALS_S = (2.0, 10.0)
@@ -58,6 +61,12 @@ class _Page:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._sparklines = Sparklines()
+        self._first_states = FirstStates()
+
+    async def read_first(self, request: Request) -> TabMessage:
+        """Return the first message for the address of a document."""
+        asked = read_address(request.query_params)
+        return self._first_states.keep(*await self._update(asked, TabState()))
 
     async def update_runs(self, state: TabState, event: gr.EventData) -> tuple[Any, TabState]:
         """Return a message with what has changed."""
@@ -113,7 +122,7 @@ class _Page:
     async def _update(
         self, asked: ViewRequest, state: TabState, more: dict[str, object] | None = None
     ) -> tuple[TabMessage, TabState]:
-        before = state.select_for(asked)
+        before = self._first_states.select_for(asked, state)
         try:
             content = await read_content(self._client, asked, before, self._sparklines)
         except ApiClientError as exc:  # the next refresh retries
@@ -151,9 +160,15 @@ class _Page:
             await self._client.aliases.point(LATEST, job.fine_tuned_model)
 
 
-def build_runs_page(client: ApiClient) -> None:
+def build_runs_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client)
     build_tab_frame(
-        FRAME, "runs-page", SCRIPTS, "window.tuneserveRuns.start", page.update_runs, page.change_run
+        FRAME,
+        "runs-page",
+        SCRIPTS,
+        "window.tuneserveRuns.start",
+        page.update_runs,
+        page.change_run,
+        first_views.mark("runs", page.read_first),
     )

@@ -1,5 +1,6 @@
 """What the script of the page "Runs" asks for; everything in it comes from a browser."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -55,6 +56,16 @@ def read_view_request(data: object) -> ViewRequest:
         return ViewRequest.model_validate(data)
     except ValidationError:
         return ViewRequest()
+
+
+def read_address(query: Mapping[str, str]) -> ViewRequest:
+    """Return what the script asks for first at an address, as `readAddress` in `runs.js`."""
+    run = query.get("run", "")
+    compared = [part for part in query.get("compare", "").split(",") if part][:MAX_COMPARED]
+    view = "run" if run else "compare" if len(compared) > 1 else "list"
+    asked = {"view": view, "run": run, "compare": compared if view == "compare" else ()}
+    filters = {"status": query.get("state", ""), "search": query.get("search", "")}
+    return read_view_request({**asked, **filters})
 
 
 def is_extension(data: object) -> bool:

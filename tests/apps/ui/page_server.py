@@ -81,15 +81,24 @@ class PageCaller:
             "/models",
             "/cluster",
         ):  # each has its own part of the configuration
-            page = self.http.get(path).text
-            text = page.partition("window.gradio_config = ")[2].partition(";</script>")[0]
-            config = json.loads(text)
+            config = self.read_config(path)
             self.config.setdefault("components", []).extend(config["components"])
             self.config.setdefault("dependencies", []).extend(config["dependencies"])
 
     def close(self) -> None:
         """Close the connections."""
         self.http.close()
+
+    def read_config(self, path: str) -> dict[str, Any]:
+        """Return the settings of Gradio's script in a document."""
+        page = self.http.get(path).text
+        text = page.partition("window.gradio_config = ")[2].partition(";</script>")[0]
+        return dict(json.loads(text))
+
+    def read_value(self, path: str, elem_id: str) -> Any:
+        """Return the value that a component has in a document."""
+        components = self.read_config(path)["components"]
+        return next(c for c in components if c["props"].get("elem_id") == elem_id)["props"]["value"]
 
     def list_functions(self) -> dict[int, dict[str, Any]]:
         """Return every function of the page by its id."""

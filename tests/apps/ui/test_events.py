@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from apps.client.client import ApiClient
+from apps.ui.frame.first_views import FirstViews
 from apps.ui.page import build_blocks
 from apps.ui.protection.uploads import UploadFolder
 from tests.apps.stub_api import StubApi, ask
@@ -25,7 +26,7 @@ def count_repeated(blocks: gr.Blocks) -> Counter[tuple[str, Any, str]]:
 
 def test_events_of_pages_have_at_most_one_repeated_listener(api: StubApi, tmp_path: Path) -> None:
     async def build(client: ApiClient) -> gr.Blocks:
-        return build_blocks(client, UploadFolder(tmp_path))
+        return build_blocks(client, UploadFolder(tmp_path), FirstViews())
 
     counts = count_repeated(ask(api, build))
     assert len(counts) > 20

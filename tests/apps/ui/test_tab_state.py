@@ -2,7 +2,14 @@
 
 from apps.client.resources import Event
 from apps.ui.runs.view_request import ViewRequest
-from apps.ui.tab_state import Content, Known, KnownEvents, TabState, write_message
+from apps.ui.tab_state import (
+    Content,
+    FirstStates,
+    Known,
+    KnownEvents,
+    TabState,
+    write_message,
+)
 
 ASKED = ViewRequest(view="run", run="ftjob-1")
 
@@ -52,3 +59,21 @@ def test_what_grows_is_always_sent() -> None:
     for _ in range(2):
         message, state = write_message(added, state.select_for(ask(state.serial)))
         assert message["additions"] == {"log": "new line"}
+
+
+def test_tab_continues_after_the_message_of_its_document() -> None:
+    states = FirstStates(max_states=2)
+    message, state = write_message(Content({"a": "1"}), TabState().select_for(ASKED))
+    first, second = states.keep(message, state), states.keep(message, state)
+    assert first["serial"] < second["serial"]
+    assert (first["parts"], second["parts"]) == (message["parts"],) * 2
+    for kept in (first, second):
+        before = states.select_for(ask(kept["serial"]), TabState())
+        changed, now = write_message(Content({"a": "1", "b": "2"}), before)
+        assert (changed["base"], changed["parts"]) == (kept["serial"], {"b": "2"})
+        later = states.select_for(ask(now.serial), now)
+        assert later == now
+    other = ViewRequest(view="run", run="ftjob-2", applied=first["serial"])
+    assert states.select_for(other, TabState()).serial == 0
+    states.keep(message, state)
+    assert states.select_for(ask(first["serial"]), TabState()).serial == 0  # the oldest was dropped

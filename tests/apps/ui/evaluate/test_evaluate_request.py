@@ -2,6 +2,7 @@
 
 from apps.ui.evaluate.evaluate_request import (
     EvaluateRequest,
+    read_address,
     read_evaluate_action,
     read_evaluate_request,
 )
@@ -27,3 +28,10 @@ def test_only_known_changes_are_read() -> None:
     assert (asked.models, asked.max_rows, asked.rows) == (("base", "latest"), "9", "")
     for data in ({}, {"action": "publish"}, {"action": "start", "models": ["a", "b", "c"]}):
         assert read_evaluate_action(data) is None
+
+
+def test_address_names_what_is_asked_for_first() -> None:
+    assert read_address({"model": "m"}) == EvaluateRequest(model="m", reads_menus=True)
+    shown = read_address({"evaluation": "eval-1", "filter": "wrong"})
+    assert shown == EvaluateRequest(view="evaluation", evaluation="eval-1", filter="wrong")
+    assert read_address({"evaluation": "eval-1", "filter": "x"}) == EvaluateRequest()

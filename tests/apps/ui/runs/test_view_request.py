@@ -6,6 +6,7 @@ from apps.ui.runs.view_request import (
     MAX_COMPARED,
     ViewRequest,
     read_action_request,
+    read_address,
     read_view_request,
 )
 
@@ -27,6 +28,21 @@ def test_view_is_read() -> None:
 )
 def test_invalid_request_shows_the_list(data: object) -> None:
     assert read_view_request(data) == ViewRequest()
+
+
+@pytest.mark.parametrize(
+    ("query", "asked"),
+    [
+        ({}, ViewRequest()),
+        ({"state": "failed", "search": "mine"}, ViewRequest(status="failed", search="mine")),
+        ({"run": "a", "compare": "b,c"}, ViewRequest(view="run", run="a")),
+        ({"compare": "a,,b"}, ViewRequest(view="compare", compare=("a", "b"))),
+        ({"compare": "a,b,c,d,e,f,g"}, ViewRequest(view="compare", compare=tuple("abcdef"))),
+        ({"compare": "a"}, ViewRequest()),
+    ],
+)
+def test_address_names_what_is_asked_for_first(query: dict[str, str], asked: ViewRequest) -> None:
+    assert read_address(query) == asked
 
 
 def test_long_texts_are_cut() -> None:

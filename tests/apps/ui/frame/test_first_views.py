@@ -1,0 +1,88 @@
+"""Documents with the first content of a page, read with the key of the visitor."""
+
+import asyncio
+import json
+
+import pytest
+from starlette.requests import Request
+
+from apps.ui.frame import first_views
+from apps.ui.frame.first_views import FirstViews
+from apps.ui.protection.visitor import find_visitor_key
+from apps.ui.settings import UiSettings
+from tests.apps.stub_api import StubApi
+from tests.apps.ui.page_server import PageCaller, serve_page
+
+REQUEST = Request({"type": "http", "query_string": b"run=1", "headers": []})
+
+
+def fill(views: FirstViews, html: str) -> str:
+    return asyncio.run(views.fill(html, "page", REQUEST))
+
+
+def test_content_takes_the_place_of_the_mark() -> None:
+    views = FirstViews()
+
+    async def read(request: Request) -> object:
+        return {"run": request.query_params["run"], "html": '</script><b a="1">'}
+
+    mark = views.mark("page", read)
+    html = fill(views, f'{{"value":"{mark}","other":1}}')
+    assert "<" not in html
+    assert json.loads(html) == {"value": {"run": "1", "html": '</script><b a="1">'}, "other": 1}
+    assert views.has("page")
+    assert not views.has("other")
+
+
+@pytest.mark.parametrize("fault", ["slow", "broken"])
+def test_document_without_content_has_the_default(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(first_views, "PATIENCE_S", 0.01)
+    views = FirstViews()
+
+    async def read(_: Request) -> object:
+        if fault == "slow":
+            await asyncio.sleep(60)
+        raise RuntimeError("a fault")
+
+    mark = views.mark("page", read, "Loading…")
+    assert json.loads(fill(views, f'["{mark}"]')) == ["Loading…"]
+    assert ("a fault" in caplog.text) == (fault == "broken")
+
+
+def test_documents_have_what_their_address_names(api: StubApi) -> None:
+    api.add_job("ftjob-1", "succeeded")
+    with serve_page(UiSettings(api_url=api.url)) as url:
+        visitor = PageCaller(url)
+        listed = visitor.read_value("/runs", "runs-page")
+        run = visitor.read_value("/runs?run=ftjob-1", "runs-page")
+        evaluations = visitor.read_value("/evaluate", "evaluate-page")
+        models = visitor.read_value("/models", "models-view")
+        cluster = visitor.read_value("/cluster", "cluster-view")
+        kept = visitor.http.get("/runs").headers["cache-control"]
+        visitor.close()
+    assert (listed["place"], listed["lists"]["runs"]) == ("list  ", ["ftjob-1"])
+    assert run["place"] == "run ftjob-1 "
+    assert run["serial"] != listed["serial"]
+    assert evaluations["place"] == "list "
+    assert "menus" in evaluations["values"]
+    assert 'data-shown=""' in models
+    assert "<h2" in cluster
+    assert kept == "no-store"
+
+
+def test_content_is_read_with_the_key_of_the_visitor() -> None:
+    views = FirstViews()
+    keys: list[str | None] = []
+
+    async def read(_: Request) -> object:
+        keys.append(find_visitor_key())
+        return None
+
+    views.mark("page", read)
+    headers = [(b"authorization", b"Basic OnNlY3JldA==")]  # ":secret"
+    request = Request({"type": "http", "query_string": b"", "headers": headers})
+    asyncio.run(views.fill("", "page", request))
+    assert keys == ["secret"]
+    assert find_visitor_key() is None
