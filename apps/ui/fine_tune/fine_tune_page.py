@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from secrets import token_hex
 from typing import Any
 
 import gradio as gr
@@ -77,6 +78,8 @@ class FineTunePage:
     def __init__(self, client: ApiClient, uploads: UploadFolder) -> None:
         self._client = client
         self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
+        self.choice: gr.State = gr.State("")
+        """Another text after another choice of model, data, task or columns."""
         self.settings = TrainingSettings(
             JobActions(self.start, self.estimate, self.name_file, self.show_preview)
         )
@@ -176,25 +179,27 @@ class FineTunePage:
 
         They stay if they are for this model and task already, or if the data cannot be read.
         """
+        choice = token_hex(4)
         try:
             found = await self._read_defaults(model, data)
         except ApiClientError as exc:
+            notice = show_notice(describe_error(exc), "error")
             if defaults and defaults["model"] == model:
-                return show_notice(describe_error(exc), "error"), gr.skip(), gr.skip()
-            return show_notice(describe_error(exc), "error"), show_tasks(None), None
+                return notice, gr.skip(), gr.skip(), choice
+            return notice, show_tasks(None), None, choice
         if defaults and found and _name_defaults(defaults) == _name_defaults(found):
-            return show_notice(""), gr.skip(), gr.skip()
-        return show_notice(""), show_tasks(found), found
+            return show_notice(""), gr.skip(), gr.skip(), choice
+        return show_notice(""), show_tasks(found), found, choice
 
-    async def choose_task(self, model: str | None, task: str | None) -> tuple[Any, Any]:
+    async def choose_task(self, model: str | None, task: str | None) -> tuple[Any, ...]:
         """Show the default settings of a task."""
         if not model:
-            return gr.skip(), gr.skip()
+            return (gr.skip(),) * 3
         try:
             found = await self._client.jobs.get_defaults(model, task)
-            return show_notice(""), found.model_dump(by_alias=True)
+            return show_notice(""), found.model_dump(by_alias=True), token_hex(4)
         except ApiClientError as exc:
-            return show_notice(describe_error(exc), "error"), None
+            return show_notice(describe_error(exc), "error"), None, token_hex(4)
 
     async def _read_defaults(
         self,
@@ -315,50 +320,43 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         api_visibility="private",
     )
     defaults, entered = page.settings.defaults, page.settings.entered
-    task_chosen = page.task.input(
+    choice = page.choice
+    page.task.input(
         page.choose_task,
         [page.model, page.task],
-        [page.notice, defaults],
+        [page.notice, defaults, choice],
         **LATEST,
     )
-    file_choices = _listen_to_files(page)
     chosen = [
         listen_to_choice(
             page.choose_settings,
             [page.model, page.data, defaults],
-            [page.notice, page.task, defaults],
+            [page.notice, page.task, defaults, choice],
             # A dropdown may send its event twice: the second call finds what the first one chose.
             concurrency_id="choose",
             concurrency_limit=1,
             **LATEST,
         )
-        for listen_to_choice in (page.model.input, *file_choices)
+        for listen_to_choice in (page.model.input, _listen_to_files(page).then)
     ]
     chosen[0].then(page.show_model, page.model, page.facts, **LATEST)
-    events = [event.then for event in (task_chosen, *chosen)]
-    changed = page.panel.listen(
-        page.model, page.task, page.data, entered, defaults, page.show_preview, events
+    fitted = page.panel.listen(
+        page.model, page.task, page.data, entered, defaults, page.show_preview, choice
     )
-    *shown, _ = page.settings.show_after([event.then for event in changed])
-    for event in shown[-len(file_choices) :]:  # only these held the settings
-        event.then(None, None, None, js=RELEASE_JS, api_visibility="private")
+    shown = page.settings.show_after(fitted.then)
+    shown.then(None, None, None, js=RELEASE_JS, api_visibility="private")
     page.settings.listen(page.model, page.task, page.data, page.preview)
 
 
-def _listen_to_files(page: FineTunePage) -> list[Callable[..., Dependency]]:
-    """Hold the settings when another file is chosen, and wait for its check.
-
-    Returns the functions that listen to the end of each of these checks.
-    """
-    checks: list[Callable[..., Dependency]] = []
-    for listen_to_data in page.files.listen():
-        listen_to_data(None, None, None, js=HOLD_JS, api_visibility="private")
-        checked = listen_to_data(page.wait_for_check, page.data, None, **QUIET)
-        checks.append(checked.then)
-        checked.then(
-            page.files.list_all_files,
-            [page.data, page.files.shows_all],
-            page.files.outputs,
-            **LATEST,
-        )
-    return checks
+def _listen_to_files(page: FineTunePage) -> Dependency:
+    """Hold the settings when another file is chosen; return the event of the end of its check."""
+    choices = page.files.listen()
+    gr.on(choices, None, None, None, js=HOLD_JS, api_visibility="private")
+    checked: Dependency = gr.on(choices, page.wait_for_check, page.data, None, **QUIET)
+    checked.then(
+        page.files.list_all_files,
+        [page.data, page.files.shows_all],
+        page.files.outputs,
+        **LATEST,
+    )
+    return checked

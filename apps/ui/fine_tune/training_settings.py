@@ -6,7 +6,7 @@ the attributes of the fields that are there, and not what they contain. It asks 
 visitor pauses, and sends what the fields contain as text of JSON.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -325,21 +325,20 @@ class TrainingSettings:
         )
         started.success(None, self.started_run, js=GO_TO_RUN_JS)
         started.then(None, self._verdict, None, js=SHOW_VERDICT_JS)
-        self.show_after([self.preset.input])
+        self.show_after(self.preset.input)
         self._listen_to_export(model, data)
 
-    def show_after(self, changes: Sequence[Callable[..., Dependency]]) -> list[Dependency]:
-        """Show the form of the chosen model, task, columns and preset after each of the changes."""
-        return [
-            listen(
-                self.show_again,
-                [self._shown, self._shown_columns, self.defaults, self.entered, self.preset],
-                self.outputs,
-                js=START_UPDATE_JS,
-                **LATEST,
-            ).then(None, None, None, js=END_UPDATE_JS)
-            for listen in changes
-        ]
+    def show_after(self, listen: Callable[..., Dependency]) -> Dependency:
+        """Show the form of the chosen model, task, columns and preset after an event."""
+        shown = listen(
+            self.show_again,
+            [self._shown, self._shown_columns, self.defaults, self.entered, self.preset],
+            self.outputs,
+            js=START_UPDATE_JS,
+            **LATEST,
+        )
+        ended: Dependency = shown.then(None, None, None, js=END_UPDATE_JS)
+        return ended
 
     def _listen_to_export(self, model: Component, data: Component) -> None:
         export = self.export

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any
 
 import gradio as gr
@@ -185,10 +186,15 @@ class ColumnMapping:
         """What `fit_columns` updates besides what was entered."""
         return [self.fitted, self.place, self.note, *self.menus]
 
-    async def read_columns(self, data: str | None) -> FileColumns:
-        """Read the columns of a file; none if it cannot be read, which the preview reports."""
+    async def read_columns(self, data: str | None, known: FileColumns | None = None) -> FileColumns:
+        """Read the columns of a file; none if it cannot be read, which the preview reports.
+
+        They are not read again if they are known.
+        """
         if not data:
             return FileColumns(None)
+        if known is not None and known.data == data and known.columns:
+            return known
         try:
             page, file = await asyncio.gather(
                 self._client.rows.read_page(data, limit=1), self._client.files.get(data)
@@ -250,7 +256,7 @@ class ColumnMapping:
         """Enter the chosen columns as a setting, and empty menus that contradict the last choice.
 
         A row is a question with an answer, a plain text, or a conversation. Returns the updates of
-        what is entered, and of the menus.
+        what is entered and of the menus, and a text that marks the choice as another one.
         """
         task = task or DEFAULT_TASK
         parts = PARTS.get(task, {})
@@ -265,6 +271,7 @@ class ColumnMapping:
             _skip_same(entered, now_entered),
             *menus,
             *(gr.skip(),) * (len(self.menus) - len(menus)),
+            token_hex(4),
         )
 
     def _show(

@@ -1,6 +1,6 @@
 """The data of the page "Fine-tune" in three tabs: first rows as tokens, all rows, statistics."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import gradio as gr
@@ -86,52 +86,46 @@ class DataPanel:
         entered: gr.State,
         defaults: gr.State,
         show_preview: ShowPreview,
-        changes: Sequence[Callable[..., Dependency]],
-    ) -> list[Dependency]:
-        """Update the panel after each of the `changes` of model, data and task.
+        choice: gr.State,
+    ) -> Dependency:
+        """Update the panel when `choice` changes, as after another choice of model, data or task.
 
-        Returns the event of each change after which the columns of the file are known, and last the
-        event after which they were chosen in the menus.
+        Returns the event after which the columns of the file are known.
         """
         asked = [model, data, entered, defaults]
-        changed = [
-            listen(
-                self.columns.read_columns,
-                data,
-                self.columns.found,
-                **LATEST,
-            ).then(
-                self.columns.fit_columns,
-                [self.columns.found, self.columns.fitted, data, task, entered],
-                [entered, *self.columns.outputs],
-                **LATEST,
-            )
-            for listen in changes
-        ]
-        mapped = gr.on(
+        fitted: Dependency = choice.change(
+            self.columns.read_columns,
+            [data, self.columns.found],
+            self.columns.found,
+            **LATEST,
+        ).then(
+            self.columns.fit_columns,
+            [self.columns.found, self.columns.fitted, data, task, entered],
+            [entered, *self.columns.outputs],
+            **LATEST,
+        )
+        gr.on(
             [menu.input for menu in self.columns.menus],
             self.columns.map_columns,
             [task, entered, *self.columns.menus],
-            [entered, *self.columns.menus],
+            [entered, *self.columns.menus, choice],
+            **LATEST,
+        ).then(None, [data, task, *self.columns.menus], js=REMEMBER_COLUMNS_JS, **_PRIVATE)
+        fitted.then(show_preview, asked, self.preview, **LATEST_SHOWN).then(
+            self.refresh_rows,
+            [self.tab, data, self.browser.view],
+            [*self.browser.outputs, self.browser.search],
+            **LATEST,
+        ).then(
+            self.refresh_statistics,
+            [self.tab, self.statistics.watch, *asked],
+            self.statistics.outputs,
             **LATEST,
         )
-        mapped.then(None, [data, task, *self.columns.menus], js=REMEMBER_COLUMNS_JS, **_PRIVATE)
-        for event in (*changed, mapped):
-            event.then(show_preview, asked, self.preview, **LATEST_SHOWN).then(
-                self.refresh_rows,
-                [self.tab, data, self.browser.view],
-                [*self.browser.outputs, self.browser.search],
-                **LATEST,
-            ).then(
-                self.refresh_statistics,
-                [self.tab, self.statistics.watch, *asked],
-                self.statistics.outputs,
-                **LATEST,
-            )
         self._listen_to_tabs(data, asked)
         self._listen_to_rows(data)
         self._listen_to_downloads(asked)
-        return [*changed, mapped]
+        return fitted
 
     def _listen_to_tabs(self, data: Component, asked: list[Component]) -> None:
         self.tokens_tab.select(self.open_tokens, None, self.tab, **QUIET)

@@ -6,13 +6,12 @@ Files that cannot be used are listed only on request. The chosen file is remembe
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.events import Dependency
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
@@ -102,6 +101,7 @@ class FileMenu:
         self._client = client
         self._uploads = uploads
         self.remembered = gr.Textbox(visible="hidden", elem_id="remembered-file", show_label=False)
+        self.changed: gr.State = gr.State("")  # another text when another file is chosen here
         self.menu = gr.Dropdown(
             label="Data", elem_id="data-file", elem_classes=markup.NAMES, filterable=False
         )
@@ -126,13 +126,13 @@ class FileMenu:
         """What `show` updates."""
         return [self.menu, self.shows_all]
 
-    def listen(self) -> list[Callable[..., Dependency]]:
-        """Handle the events of the menu; return what listens to another choice of data."""
+    def listen(self) -> list[Any]:
+        """Handle the events of the menu; return the events of another choice of data."""
         listed = [self.menu, self.shows_all]
-        added = self.upload.upload(
+        self.upload.upload(
             self.add_file,
             self.upload,
-            self.outputs,
+            [*self.outputs, self.changed],
             show_progress="minimal",
             api_visibility="private",
         )
@@ -140,17 +140,12 @@ class FileMenu:
             self.ask_to_delete, self.menu, [self.question, self.question_text], **QUIET
         )
         self.keep.click(self.keep_file, None, self.question, **QUIET)
-        deleted = self.confirm.click(
-            self.delete_file, listed, [self.question, *self.outputs], **QUIET
+        self.confirm.click(
+            self.delete_file, listed, [self.question, *self.outputs, self.changed], **QUIET
         )
         self.shows_all.input(self.list_all_files, listed, self.outputs, **LATEST)
-        chosen: list[Callable[..., Dependency]] = [
-            self.menu.input,
-            added.success,
-            deleted.success,
-        ]
-        for listen in chosen:
-            listen(None, self.menu, None, js=REMEMBER_JS, api_visibility="private")
+        chosen = [self.menu.input, self.changed.change]
+        gr.on(chosen, None, self.menu, None, js=REMEMBER_JS, api_visibility="private")
         self.menu.input(self.keep_file, None, self.question, **QUIET)
         return chosen
 
@@ -191,11 +186,11 @@ class FileMenu:
             ) from exc
         except ApiClientError as exc:
             gr.Warning(escape(describe_error(exc)))
-            return gr.skip(), gr.skip()
+            return (gr.skip(),) * 3
         finally:
             self._uploads.delete(path)
             self._uploads.delete_older_than(UPLOAD_LIFETIME_S)
-        return self.show(files, file.id)
+        return *self.show(files, file.id), file.id
 
     async def ask_to_delete(self, chosen: str | None) -> tuple[Any, ...]:
         """Ask for confirmation before the chosen file is deleted."""
@@ -221,8 +216,9 @@ class FileMenu:
             files = await self.list_files()
         except ApiClientError as exc:
             gr.Warning(escape(describe_error(exc)))
-            return hidden, gr.skip(), gr.skip()
-        return hidden, *self.show(files, choose_file(files, None), shows_all=shows_all)
+            return hidden, *(gr.skip(),) * 3
+        new = choose_file(files, None)
+        return hidden, *self.show(files, new, shows_all=shows_all), f"after {chosen}"
 
     def keep_file(self) -> Any:
         """Hide the question."""

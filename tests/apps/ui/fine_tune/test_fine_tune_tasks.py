@@ -42,31 +42,34 @@ def call(api: StubApi, tmp_path: Path) -> Callable[[Callable[[FineTunePage], Awa
 
 
 def test_file_of_labelled_rows_selects_classification(call: Any, labelled_file: str) -> None:
-    _, menu, defaults = call(lambda page: page.choose_settings("base", labelled_file, None))
+    _, menu, defaults, _ = call(lambda page: page.choose_settings("base", labelled_file, None))
     assert menu.value == CLASSIFICATION
     assert menu.choices == [("Generate text", "causal_lm"), ("Classify texts", CLASSIFICATION)]
     assert "problem_type" in defaults["training"]["task_settings"]
-    _, menu, defaults = call(lambda page: page.choose_settings("base", "file-handbook", defaults))
+    _, menu, defaults, _ = call(
+        lambda page: page.choose_settings("base", "file-handbook", defaults)
+    )
     assert (menu.value, defaults["task"]) == ("causal_lm", "causal_lm")
 
 
 def test_other_data_keep_settings_of_same_task(call: Any, api: StubApi, labelled_file: str) -> None:
     chats = {"model": "base", "task": "causal_lm", "tasks": ["causal_lm", CLASSIFICATION]}
-    kept = call(lambda page: page.choose_settings("base", "file-handbook", chats))
-    assert [type(one) for one in kept[1:]] == [type(gr.skip())] * 2
-    _, menu, defaults = call(lambda page: page.choose_settings("base", labelled_file, chats))
+    _, *kept, choice = call(lambda page: page.choose_settings("base", "file-handbook", chats))
+    assert [type(one) for one in kept] == [type(gr.skip())] * 2
+    assert isinstance(choice, str)  # the rows are others, so the preview is
+    _, menu, defaults, _ = call(lambda page: page.choose_settings("base", labelled_file, chats))
     assert (menu.value, defaults["task"]) == (CLASSIFICATION, CLASSIFICATION)
 
 
 def test_preview_and_job_are_of_chosen_task(call: Any, api: StubApi) -> None:
-    _, defaults = call(lambda page: page.choose_task("base", CLASSIFICATION))
+    _, defaults, _ = call(lambda page: page.choose_task("base", CLASSIFICATION))
     call(lambda page: page.show_preview("base", "file-handbook", {"max_length": 64}, defaults))
     assert api.previews[-1] == {"max_length": 64, "task": CLASSIFICATION}
     assert name_task(defaults) == {"task": CLASSIFICATION}
 
 
 def test_task_by_default_is_not_sent(call: Any, api: StubApi) -> None:
-    _, defaults = call(lambda page: page.choose_task("base", "causal_lm"))
+    _, defaults, _ = call(lambda page: page.choose_task("base", "causal_lm"))
     call(lambda page: page.show_preview("base", "file-handbook", {}, defaults))
     assert api.previews[-1] == {}
 
@@ -78,16 +81,16 @@ def test_unknown_file_is_reported(call: Any) -> None:
 
 def test_settings_of_model_stay_if_other_data_cannot_be_read(call: Any) -> None:
     chats = {"model": "base", "task": "causal_lm", "tasks": ["causal_lm", CLASSIFICATION]}
-    notice, *kept = call(lambda page: page.choose_settings("base", "file-gone", chats))
+    notice, *kept, _ = call(lambda page: page.choose_settings("base", "file-gone", chats))
     assert "There is no file" in notice.value
     assert [type(one) for one in kept] == [type(gr.skip())] * 2
     other = {**chats, "model": "other"}
-    _, _, defaults = call(lambda page: page.choose_settings("base", "file-gone", other))
+    _, _, defaults, _ = call(lambda page: page.choose_settings("base", "file-gone", other))
     assert defaults is None
 
 
 async def read_form(page: FineTunePage, task: str, preset: str = "balanced") -> SettingForm:
-    _, defaults = await page.choose_task("base", task)
+    _, defaults, _ = await page.choose_task("base", task)
     return SettingForm(defaults, preset)
 
 

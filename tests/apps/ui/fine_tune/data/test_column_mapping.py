@@ -136,12 +136,26 @@ def test_entered_columns_of_this_file_stay(call: Any, odd_file: str) -> None:
     assert [menu.value for menu in menus[:2]] == ["reply", "question"]
 
 
+def test_known_columns_are_not_read_again(call: Any, odd_file: str, api: StubApi) -> None:
+    async def read(mapping: ColumnMapping) -> list[FileColumns]:
+        first = await mapping.read_columns(odd_file)
+        api.rows.rows[odd_file] = [{"other": "x"}]
+        again = await mapping.read_columns(odd_file, first)
+        other = await mapping.read_columns("file-handbook", first)
+        return [first, again, other, await mapping.read_columns(None, first)]
+
+    first, again, other, none = call(read)
+    assert again is first
+    assert (other.data, none.columns) == ("file-handbook", ())
+
+
 def test_chosen_columns_are_entered(call: Any) -> None:
     async def choose(mapping: ColumnMapping) -> tuple[Any, ...]:
         return mapping.map_columns(TASK, {"epochs": 2}, "question", "reply", "", "", "")
 
-    kept, *menus = call(choose)
+    kept, *menus, choice = call(choose)
     assert kept == {"epochs": 2, "columns": GUESS}
+    assert choice != call(choose)[-1]
     assert {type(menu) for menu in menus} == {SKIP}
 
     async def remove(mapping: ColumnMapping) -> tuple[Any, ...]:
@@ -168,7 +182,7 @@ def test_last_choice_empties_menus_that_contradict_it(
     async def choose(mapping: ColumnMapping) -> tuple[Any, ...]:
         return mapping.map_columns(TASK, {"columns": before}, *chosen)
 
-    entered, *menus = call(choose)
+    entered, *menus, _ = call(choose)
     assert entered == {"columns": kept}
     assert [place for place, menu in enumerate(menus) if menu == ""] == emptied
 

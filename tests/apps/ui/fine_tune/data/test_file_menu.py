@@ -97,8 +97,9 @@ def test_deleted_file_is_gone_and_another_one_is_chosen(call: Any, api: StubApi)
     question, text = call(lambda menu: menu.ask_to_delete("file-b"))
     assert question.visible
     assert "Delete b.csv (10 bytes)?" in text
-    question, menu, _ = call(lambda menu: menu.delete_file("file-b", False))
+    question, menu, _, changed = call(lambda menu: menu.delete_file("file-b", False))
     assert (question.visible, menu.value) == (False, "file-handbook")
+    assert changed == "after file-b"
     assert [file["id"] for file in api.files] == ["file-handbook"]
 
 
@@ -108,6 +109,6 @@ def test_file_in_use_stays(call: Any, api: StubApi, monkeypatch: pytest.MonkeyPa
     api.rows.in_use.add("file-handbook")
     question, *kept = call(lambda menu: menu.delete_file("file-handbook", False))
     assert not question.visible
-    assert [type(one) for one in kept] == [type(gr.skip())] * 2
+    assert [type(one) for one in kept] == [type(gr.skip())] * 3
     assert "still needs file" in shown[0]
     assert len(api.files) == 1
