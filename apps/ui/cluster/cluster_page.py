@@ -51,6 +51,10 @@ class _Page:
         """Return the first HTML, for a document."""
         return _render(await self._client.cluster.get(), request)
 
+    async def open_cluster(self, request: gr.Request) -> list[Any]:
+        """Show the cluster when the page is opened."""
+        return await self.show_cluster("", request)
+
     async def show_cluster(self, digest: str, request: gr.Request) -> list[Any]:
         """Show the cluster, unless it has not changed; an error leaves what is shown."""
         try:
@@ -72,12 +76,7 @@ def _render(state: ClusterState, request: gr.Request | Request) -> str:
 def build_cluster_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client, first_views)
-    gr.on(
-        fn=page.show_cluster,
-        inputs=page.digest,
-        outputs=page.outputs,
-        **QUIET,
-    )
+    gr.on(fn=page.open_cluster, outputs=page.outputs, **QUIET)
     page.timer.tick(
         page.show_cluster,
         page.digest,

@@ -1,5 +1,6 @@
 """The data of the page "Fine-tune" in three tabs: first rows as tokens, all rows, statistics."""
 
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -26,7 +27,8 @@ class DataPanel:
 
     def __init__(self, client: ApiClient) -> None:
         self.columns = ColumnMapping(client)
-        self.tab: gr.State = gr.State(TOKENS)
+        # Set by the browser alone: Gradio reports the first tab as soon as it is drawn.
+        self.tab = gr.Textbox(TOKENS, visible="hidden", elem_id="data-tab", show_label=False)
         with gr.Tabs(elem_id="data-tabs"):
             with gr.Tab("First rows as tokens", id=TOKENS) as self.tokens_tab:
                 self.preview = gr.HTML(elem_id="preview", min_height=120)
@@ -34,26 +36,6 @@ class DataPanel:
                 self.browser = RowBrowser(client)
             with gr.Tab("Lengths and faults", id=STATISTICS) as self.statistics_tab:
                 self.statistics = RowStatistics(client)
-
-    def open_tokens(self) -> str:
-        """Note that the first tab is shown."""
-        return TOKENS
-
-    async def open_rows(self, data: str | None, search: str) -> tuple[Any, ...]:
-        """Show the rows of the chosen file."""
-        return ROWS, *await self.browser.search_rows(data, search)
-
-    async def open_statistics(
-        self,
-        watch: StatisticsWatch,
-        model: str | None,
-        data: str | None,
-        entered: Entered,
-        defaults: Mapping[str, Any] | None,
-    ) -> AsyncGenerator[tuple[Any, ...], None]:
-        """Show the statistics of the chosen file."""
-        async for shown in self.statistics.show_statistics(watch, model, data, entered, defaults):
-            yield STATISTICS, *shown
 
     async def refresh_rows(self, tab: str, data: str | None, view: RowView) -> tuple[Any, ...]:
         """Show the rows of another file, if rows are shown; begin without a search."""
@@ -128,17 +110,22 @@ class DataPanel:
         return fitted
 
     def _listen_to_tabs(self, data: Component, asked: list[Component]) -> None:
-        self.tokens_tab.select(self.open_tokens, None, self.tab, **QUIET)
+        for tab, name in (
+            (self.tokens_tab, TOKENS),
+            (self.rows_tab, ROWS),
+            (self.statistics_tab, STATISTICS),
+        ):
+            tab.select(None, None, self.tab, js=f"() => {json.dumps(name)}", **_PRIVATE)
         self.rows_tab.select(
-            self.open_rows,
+            self.browser.search_rows,
             [data, self.browser.search],
-            [self.tab, *self.browser.outputs],
+            self.browser.outputs,
             **QUIET,
         )
         self.statistics_tab.select(
-            self.open_statistics,
+            self.statistics.show_statistics,
             [self.statistics.watch, *asked],
-            [self.tab, *self.statistics.outputs],
+            self.statistics.outputs,
             **QUIET,
         )
 
