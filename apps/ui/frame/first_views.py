@@ -38,8 +38,13 @@ class FirstViews:
         """Return whether the document of a page has its first content."""
         return path in self._readers
 
-    async def fill(self, html: str, path: str, request: Request) -> str:
-        """Return a document with the content in the place of the mark."""
+    def split(self, html: str, path: str) -> tuple[str, str]:
+        """Return what is before and after the mark in a document."""
+        before, _, after = html.partition(f'"{_write_mark(path)}"')
+        return before, after
+
+    async def read(self, path: str, request: Request) -> str:
+        """Return the first content of a page as JSON for the script of a document."""
         read, value = self._readers[path]
         try:
             with act_for(request):
@@ -48,9 +53,7 @@ class FirstViews:
             _logger.info("The page %r opens without its content: %s", path, exc)
         except Exception:  # the page asks again, and Gradio reports what fails then
             _logger.exception("The first content of the page %r cannot be read", path)
-        # As Gradio writes values into the script of a document.
-        text = json.dumps(value).replace("<", "\\u003c")
-        return html.replace(f'"{_write_mark(path)}"', text)
+        return json.dumps(value).replace("<", "\\u003c")  # as Gradio writes values
 
 
 def _write_mark(path: str) -> str:

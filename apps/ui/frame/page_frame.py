@@ -1,5 +1,8 @@
 """Middleware that completes Gradio's documents, lets browsers keep its files, and answers 404."""
 
+import zlib
+from typing import Any
+
 from fastapi import Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from gradio import Blocks
@@ -12,6 +15,8 @@ from apps.ui.frame.first_views import FirstViews
 from apps.ui.protection.routes import find_route
 
 _GRADIO_MARK = b"<gradio-app"
+_COMPRESSION_LEVEL = 6
+_GZIP_WINDOW_BITS = 31  # with the header of gzip
 _NOT_FOUND = (
     "<p>There is no page at this address.</p>"
     '<p><a href="./">Start a fine-tune</a> · <a href="./runs">Runs</a> · '
@@ -88,20 +93,48 @@ class _Document:
         await self._send(message)
 
     async def _send_document(self, start: Message) -> None:
-        if _GRADIO_MARK in self._body:
-            headers = MutableHeaders(scope=start)
-            self._body = (await self._complete(headers)).encode()
-            headers["content-length"] = str(len(self._body))
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": self._body})
-
-    async def _complete(self, headers: MutableHeaders) -> str:
+        if _GRADIO_MARK not in self._body:
+            await self._send(start)
+            await self._send({"type": "http.response.body", "body": self._body})
+            return
         path = find_route(self._scope).strip("/")
         html = complete_document(self._body.decode(), path)
-        is_filled = self._scope["method"] == "GET" and self._first_views.has(path)
+        headers = MutableHeaders(scope=start)
+        if self._scope["method"] == "GET" and self._first_views.has(path):
+            await self._send_parts(start, headers, *self._first_views.split(html, path))
+            return
+        headers["cache-control"] = "no-cache"
+        headers["content-length"] = str(len(html.encode()))
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": html.encode()})
+
+    async def _send_parts(
+        self, start: Message, headers: MutableHeaders, before: str, after: str
+    ) -> None:
+        """Send the part before the first content at once: a browser loads the scripts meanwhile.
+
+        The parts are compressed here, because the middleware that compresses would keep the first.
+        """
+        request = Request(self._scope)
         # A browser that goes back would show the content of a document that it has stored.
-        headers["cache-control"] = "no-store" if is_filled else "no-cache"
-        return await self._first_views.fill(html, path, Request(self._scope)) if is_filled else html
+        headers["cache-control"] = "no-store"
+        del headers["content-length"]
+        compressor = None
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            headers.add_vary_header("accept-encoding")
+            compressor = zlib.compressobj(_COMPRESSION_LEVEL, wbits=_GZIP_WINDOW_BITS)
+        await self._send(start)
+        await self._send_part(compressor, before, more_body=True)
+        value = await self._first_views.read(find_route(self._scope).strip("/"), request)
+        await self._send_part(compressor, value + after, more_body=False)
+
+    async def _send_part(self, compressor: Any, text: str, *, more_body: bool) -> None:
+        body = text.encode()
+        if compressor is not None:
+            ending = zlib.Z_SYNC_FLUSH if more_body else zlib.Z_FINISH
+            body = compressor.compress(body) + compressor.flush(ending)
+        await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
 
 
 async def send_not_found(scope: Scope, receive: Receive, send: Send) -> None:

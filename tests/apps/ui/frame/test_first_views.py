@@ -2,12 +2,18 @@
 
 import asyncio
 import json
+import zlib
+from types import SimpleNamespace
 
 import pytest
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from apps.ui.frame import first_views
 from apps.ui.frame.first_views import FirstViews
+from apps.ui.frame.page_frame import PageFrame
 from apps.ui.protection.visitor import find_visitor_key
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import StubApi
@@ -17,7 +23,8 @@ REQUEST = Request({"type": "http", "query_string": b"run=1", "headers": []})
 
 
 def fill(views: FirstViews, html: str) -> str:
-    return asyncio.run(views.fill(html, "page", REQUEST))
+    before, after = views.split(html, "page")
+    return before + asyncio.run(views.read("page", REQUEST)) + after
 
 
 def test_content_takes_the_place_of_the_mark() -> None:
@@ -83,6 +90,55 @@ def test_content_is_read_with_the_key_of_the_visitor() -> None:
     views.mark("page", read)
     headers = [(b"authorization", b"Basic OnNlY3JldA==")]  # ":secret"
     request = Request({"type": "http", "query_string": b"", "headers": headers})
-    asyncio.run(views.fill("", "page", request))
+    asyncio.run(views.read("page", request))
     assert keys == ["secret"]
     assert find_visitor_key() is None
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+def test_scripts_of_a_document_are_named_before_its_content_is_known(encoding: str) -> None:
+    views = FirstViews()
+    mark = views.mark("runs", read_slowly := _SlowReader())
+    html = f'<html><head><base href="./"></head><body><gradio-app>["{mark}"]</gradio-app>'
+    sent: list[tuple[bool, bytes]] = []
+
+    async def send_document(scope: Scope, receive: Receive, send: Send) -> None:
+        await HTMLResponse(html)(scope, receive, send)
+
+    async def collect(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sent.append((read_slowly.has_begun, message["body"]))
+        else:
+            headers = Headers(raw=message["headers"])
+            assert headers.get("content-encoding", "identity") == encoding
+            assert "content-length" not in headers
+            assert headers["cache-control"] == "no-store"
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/runs",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"accept-encoding", encoding.encode())],
+    }
+    frame = PageFrame(send_document, SimpleNamespace(theme_hash=""), views)  # type: ignore[arg-type]
+    asyncio.run(frame(scope, None, collect))  # type: ignore[arg-type]
+    assert [has_begun for has_begun, _ in sent] == [False, True]
+    parts = [body for _, body in sent]
+    if encoding == "gzip":
+        unpacker = zlib.decompressobj(wbits=31)
+        parts = [unpacker.decompress(body) for body in parts]
+    assert b'href="page-assets/page.css' in parts[0]
+    assert parts[1].endswith(b'["the content"]</gradio-app>'[1:])
+
+
+class _SlowReader:
+    """Reads the content of a page, and notes when it has begun."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+
+    async def __call__(self, _: Request) -> object:
+        self.has_begun = True
+        return "the content"
