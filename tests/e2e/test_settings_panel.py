@@ -70,7 +70,7 @@ def test_settings_are_searched_and_filtered_to_changes(panel: Page) -> None:
     panel.fill("#settings-search", "no such thing")
     expect(panel.locator("#settings-found")).to_have_text("No setting matches.")
     panel.fill("#settings-search", "")
-    expect(panel.locator("#group-data h3")).to_have_text("Data")
+    expect(panel.locator("#group-data h2")).to_have_text("Data")
     assert len(list_shown(panel)) > 6
 
     panel.check("#settings-changed-only")

@@ -3,6 +3,20 @@
 
 const state = { filter: "", column: null, isDescending: false, focusesHeading: false, entered: {} };
 
+// The document has what is shown; what is done before the server knows of this tab is sent once it does.
+let waiting = [];
+
+function send(action) {
+  if (waiting) waiting.push(action);
+  else trigger("click", action);
+}
+
+document.addEventListener("models-ready", () => {
+  const actions = waiting ?? [];
+  waiting = null;
+  for (const action of actions) trigger("click", action);
+});
+
 function applyFilter() {
   const rows = [...element.querySelectorAll(".ts-models tbody tr")];
   const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
@@ -53,7 +67,7 @@ function nameShown() {
 function open(model) {
   state.entered = {};
   state.focusesHeading = true;
-  trigger("click", { action: "open", model });
+  send({ action: "open", model });
 }
 
 function act(event) {
@@ -77,7 +91,7 @@ function act(event) {
   if (button) {
     button.disabled = true;
     button.setAttribute("aria-busy", "true");
-    trigger("click", { ...button.dataset });
+    send({ ...button.dataset });
   }
 }
 
@@ -105,7 +119,7 @@ element.addEventListener("submit", (event) => {
   const form = event.target;
   form.querySelector("button").disabled = true;
   for (const field of form.elements) delete state.entered[field.id];
-  trigger("click", { ...form.dataset, ...Object.fromEntries(new FormData(form)) });
+  send({ ...form.dataset, ...Object.fromEntries(new FormData(form)) });
 });
 
 element.addEventListener("input", (event) => {

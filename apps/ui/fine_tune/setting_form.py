@@ -232,7 +232,7 @@ def _render_group(name: str) -> str:
     """Render the heading of a group of settings."""
     title, explanation = GROUP_NAMES.get(name, (name.capitalize(), ""))
     return (
-        f'<div class="ts-group-head"><h3>{escape(title)}</h3>'
+        f'<div class="ts-group-head"><h2>{escape(title)}</h2>'
         f'<p class="ts-muted">{escape(explanation)}</p></div>'
     )
 

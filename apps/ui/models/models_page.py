@@ -41,6 +41,7 @@ TRANSFER_INTERVAL_S = 2.0
 ASSETS = Path(__file__).parents[1] / "assets"
 SCRIPT = ASSETS / "models.js"
 TRANSFERS_SCRIPT = ASSETS / "transfers.js"
+READY_JS = "() => { document.dispatchEvent(new Event('models-ready')); }"
 DONE_JS = "() => { document.dispatchEvent(new Event('models-done')); }"
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; these are all."
 _HEADING = re.compile(r"^#{1,6}(?=\s)")
@@ -311,7 +312,7 @@ def _list_state_updates(shown: ShownModel, before: ShownModel) -> list[Any]:
 def build_models_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client, first_views)
-    gr.on(fn=page.show_models, outputs=page.outputs, **QUIET)
+    gr.on(fn=page.show_models, outputs=page.outputs, **QUIET).then(None, js=READY_JS)
     page.timer.tick(page.update_models, page.shown, page.outputs, **QUIET)
     page.transfer_timer.tick(page.follow_transfers, page.shown, page.outputs, **QUIET)
     page.view.click(page.change_models, page.shown, page.outputs, **QUIET).then(None, js=DONE_JS)

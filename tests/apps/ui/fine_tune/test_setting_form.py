@@ -190,7 +190,7 @@ def test_each_group_of_settings_has_a_title() -> None:
             "schema": {"epochs": {}, "seed": {"group": "new"}, "format": SCHEMAS["format"]},
         }
     ).render({})
-    assert re.findall("<h3>([^<]*)</h3>", html) == ["Data", "New"]  # of a later version of the API
+    assert re.findall("<h2>([^<]*)</h2>", html) == ["Data", "New"]  # of a later version of the API
 
 
 def test_row_settings_are_those_that_affect_the_preview() -> None:
