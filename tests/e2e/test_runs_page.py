@@ -79,10 +79,9 @@ def test_page_shows_what_its_document_has_and_asks_for_the_changes(
 
     page.on("request", note)
     open_view(page, address, "?run=ftjob-1")
-    assert asked == []
     add_run(stub, "ftjob-1", "running", num_steps=9)
     wait_until(lambda: count_points(page) == 9, 60, "the curve grows")
-    assert asked[0]["applied"] > 0
+    assert asked[0]["applied"] > 0  # the message in the document
     assert asked[0]["run"] == "ftjob-1"
 
 

@@ -3,18 +3,20 @@
 
 const state = { filter: "", column: null, isDescending: false, focusesHeading: false, entered: {} };
 
-// The document has what is shown; what is done before the server knows of this tab is sent once it does.
-let waiting = [];
+// The document has what is shown; the last thing done before the server knows of this tab is sent once
+// it does.
+let isKnown = false;
+let waiting = null;
 
 function send(action) {
-  if (waiting) waiting.push(action);
-  else trigger("click", action);
+  if (isKnown) trigger("click", action);
+  else waiting = action;
 }
 
 document.addEventListener("models-ready", () => {
-  const actions = waiting ?? [];
+  isKnown = true;
+  if (waiting) trigger("click", waiting);
   waiting = null;
-  for (const action of actions) trigger("click", action);
 });
 
 function applyFilter() {

@@ -1,5 +1,5 @@
 // A page whose script asks for a view at intervals, and puts the changes in a message into its frame
-// (apps/ui/runs/tab_state.py). A page of its own extends it.
+// (apps/ui/tab_state.py). A page of its own extends it.
 "use strict";
 
 window.TuneserveTab = class {
@@ -37,6 +37,8 @@ window.TuneserveTab = class {
     if (typeof this.first === "object" && this.first) {
       const first = this.first;
       this.first = null;
+      const { responseEnd } = performance.getEntriesByType("navigation")[0] ?? { responseEnd: performance.now() };
+      first.now += (performance.now() - responseEnd) / 1000; // since the document came
       this.receive(first);
       return;
     }

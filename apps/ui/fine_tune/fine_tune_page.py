@@ -31,6 +31,7 @@ from apps.ui.fine_tune.former_run import read_former_run
 from apps.ui.fine_tune.model_facts import show_model_facts
 from apps.ui.fine_tune.setting_form import Entered, collect_row_settings
 from apps.ui.fine_tune.training_settings import (
+    END_UPDATE_JS,
     HOLD_JS,
     RELEASE_JS,
     JobActions,
@@ -146,8 +147,9 @@ class FineTunePage:
             tasks,
             defaults,
             entered,
-            *self.settings.show(defaults, entered),
+            *self.settings.show(defaults, entered, columns.data),
             name,
+            columns,
             *mapping,
             facts,
             gr.skip(),
@@ -167,6 +169,7 @@ class FineTunePage:
             self.settings.entered,
             *self.settings.outputs,
             self.settings.name,
+            self.panel.columns.found,
             *self.panel.columns.outputs,
             self.facts,
             self.preview,
@@ -318,7 +321,7 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
         show_progress="minimal",
         show_progress_on=page.preview,
         api_visibility="private",
-    )
+    ).then(None, None, None, js=END_UPDATE_JS)
     defaults, entered = page.settings.defaults, page.settings.entered
     choice = page.choice
     page.task.input(
@@ -343,9 +346,10 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
     fitted = page.panel.listen(
         page.model, page.task, page.data, entered, defaults, page.show_preview, choice
     )
-    shown = page.settings.show_after(fitted.then)
+    found = page.panel.columns.found
+    shown = page.settings.show_after(fitted.then, found)
     shown.then(None, None, None, js=RELEASE_JS, api_visibility="private")
-    page.settings.listen(page.model, page.task, page.data, page.preview)
+    page.settings.listen(page.model, page.task, page.data, page.preview, found)
 
 
 def _listen_to_files(page: FineTunePage) -> Dependency:

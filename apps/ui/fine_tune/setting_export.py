@@ -5,7 +5,7 @@ from typing import Any
 
 import gradio as gr
 
-from apps.ui.fine_tune.setting_fields import flatten
+from apps.ui.fine_tune.setting_fields import flatten, flatten_schemas
 from apps.ui.fine_tune.setting_texts import (
     PlannedJob,
     read_spec,
@@ -73,7 +73,20 @@ def read_changes(text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings = read_spec(text, defaults["training"], defaults["task"])
     _check_task_settings(settings, defaults["training"])
-    return list_changes(defaults, settings)
+    schemas = flatten_schemas(defaults["schema"])
+    changes = list_changes(defaults, settings)
+    return {key: _read_number(key, schemas.get(key, {}), value) for key, value in changes.items()}
+
+
+def _read_number(key: str, schema: Mapping[str, Any], value: Any) -> Any:
+    """Return the value of a number, which YAML reads as text if it is written like 1e-4."""
+    if schema.get("type") not in ("integer", "number") or isinstance(value, int | float):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{key} is {str(value)[:60]!r}, expected a number.") from None
+    return int(number) if number.is_integer() and schema["type"] == "integer" else number
 
 
 def list_changes(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from apps.ui import markup
+from apps.ui.fine_tune.data.column_mapping import COLUMNS
 from apps.ui.fine_tune.setting_fields import (
     collect_changes,
     find_elem_id,
@@ -60,11 +61,14 @@ _SHORT_KINDS = {"integer", "number", "string", "null"}
 class SettingForm:
     """The fields for a model and a task, as the API describes them, with the values of a preset.
 
-    `defaults` is what the API returns for the model and the task, as plain data.
+    `defaults` is what the API returns for the model and the task, as plain data. `data` is the id
+    of the file whose columns are known, and `token` tells this form from others that were shown.
     """
 
     defaults: Mapping[str, Any]
     preset: str = NO_PRESET
+    data: str | None = None
+    token: str = ""
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
@@ -102,11 +106,12 @@ class SettingForm:
     @property
     def name(self) -> str:
         """What the browser returns with the fields, which tells forms apart."""
-        return json.dumps([self.defaults["model"], self.defaults["task"], self.chosen])
+        return json.dumps([self.defaults["model"], self.defaults["task"], self.token])
 
-    def is_for(self, model: str, task: str | None) -> bool:
-        """Whether these are the settings of a model and a task."""
-        return bool(model == self.defaults["model"] and task == self.defaults["task"])
+    def is_for(self, model: str, task: str | None, data: str) -> bool:
+        """Whether these are the settings of a model and a task, and fit the columns of a file."""
+        own = (self.defaults["model"], self.defaults["task"], self.data)
+        return own == (model, task, data)
 
     def read(self, sent: str) -> Mapping[str, Any] | None:
         """Return what the fields contain, as the browser sent it; None if it is another form."""
@@ -138,8 +143,8 @@ class SettingForm:
         """Render the search, the main fields, and the others in groups that can be opened."""
         contents = {**self.shown, **select_entered(entered, self.schemas)}
         groups = "".join(
-            f'<section class="ts-group" id="group-{escape(name)}">{_render_group(name)}'
-            f"{self._render_fields(keys, contents)}</section>"
+            f'<div class="ts-group" id="group-{escape(name)}">{_render_group(name)}'
+            f"{self._render_fields(keys, contents)}</div>"
             for name, keys in self._group().items()
         )
         main = self._render_fields((key for key in MAIN_SETTINGS if key in self.schemas), contents)
@@ -168,6 +173,21 @@ class SettingForm:
             render_field(key, self.schemas[key], self.values[key], contents[key]) for key in keys
         )
         return f'<div class="ts-fields">{"".join(fields)}</div>'
+
+
+def merge_fields(sent: str, form: SettingForm | None, columns: Any, entered: Entered) -> Entered:
+    """Return what is entered, with what the fields contain.
+
+    `columns` are those in the form. If others were chosen in the menus since, these stay.
+    """
+    fields = form.read(sent) if form else None
+    if form is None or fields is None:
+        return entered
+    kept = form.keep(entered, fields)
+    if columns == entered.get(COLUMNS):
+        return kept
+    chosen = {COLUMNS: entered[COLUMNS]} if COLUMNS in entered else {}
+    return {**{key: value for key, value in kept.items() if key != COLUMNS}, **chosen}
 
 
 _TOOLBAR = (
@@ -199,7 +219,7 @@ def render_field(key: str, schema: Mapping[str, Any], default: Any, value: Any) 
         content = f'<label><input type="checkbox" {attributes}{checked}> {label}</label>{note}'
     else:
         named = f'<label for="{elem_id}-input">{label}</label>{note}'
-        content = f"{named}{_render_input(schema, value, attributes)}"
+        content = f"{named}{_render_input(schema, default, value, attributes)}"
     rows = " data-rows" if key in ROW_SETTINGS else ""
     return (
         f'<div class="ts-setting" id="{elem_id}" data-key="{escape(key)}"{rows} '
@@ -207,7 +227,7 @@ def render_field(key: str, schema: Mapping[str, Any], default: Any, value: Any) 
     )
 
 
-def _render_input(schema: Mapping[str, Any], value: Any, attributes: str) -> str:
+def _render_input(schema: Mapping[str, Any], default: Any, value: Any, attributes: str) -> str:
     """Render what takes the value of a setting; options contain JSON, since some are numbers."""
     if "enum" in schema:
         choices = schema["enum"] if value in schema["enum"] else [value, *schema["enum"]]
@@ -218,7 +238,7 @@ def _render_input(schema: Mapping[str, Any], value: Any, attributes: str) -> str
         )
         return f'<select class="{markup.NAMES}" {attributes}>{options}</select>'
     if schema.get("type") in ("integer", "number"):
-        step = 1 if schema["type"] == "integer" or not value else value / 10
+        step = 1 if schema["type"] == "integer" or not default else default / 10
         shown = "" if value is None else escape(str(value))
         return f'<input type="number" step="{step}" value="{shown}" {attributes}>'
     text = escape(write_value(value) or "")

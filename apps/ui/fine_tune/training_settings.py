@@ -7,7 +7,7 @@ visitor pauses, and sends what the fields contain as text of JSON.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -20,7 +20,7 @@ from apps.client.resources import Estimate
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
 from apps.ui.events import LATEST, LATEST_SHOWN, QUIET
-from apps.ui.fine_tune.data.column_mapping import COLUMNS
+from apps.ui.fine_tune.data.column_mapping import COLUMNS, FileColumns
 from apps.ui.fine_tune.setting_export import SettingExport, read_changes, write_text
 from apps.ui.fine_tune.setting_fields import FieldError
 from apps.ui.fine_tune.setting_form import (
@@ -29,6 +29,7 @@ from apps.ui.fine_tune.setting_form import (
     ROW_SETTINGS,
     Entered,
     SettingForm,
+    merge_fields,
 )
 from apps.ui.fine_tune.setting_problems import (
     NAME_LABEL,
@@ -48,7 +49,12 @@ COLLECT_WITH_ORIGIN_JS = f"""(...sent) => {{
   return sent;
 }}"""
 """The same, and the address of the page as the second input."""
-START_UPDATE_JS = f"(...sent) => {{ {_SCRIPT}?.startUpdate(); return sent; }}"
+START_UPDATE_JS = f"""(...sent) => {{
+  {_SCRIPT}?.startUpdate();
+  sent[0] = {_SCRIPT}?.collect() ?? "";
+  return sent;
+}}"""
+START_IMPORT_JS = f"(...sent) => {{ {_SCRIPT}?.startUpdate(); return sent; }}"
 END_UPDATE_JS = f"() => {{ {_SCRIPT}?.endUpdate(); }}"
 """Mark when the form is asked for and when it has come."""
 HOLD_JS = f"""() => {{ {_SCRIPT}?.hold("data"); }}"""
@@ -147,12 +153,19 @@ class TrainingSettings:
         return [self.preset, self._preset_note, self._form, self._shown, self._shown_columns]
 
     def show(
-        self, defaults: Mapping[str, Any] | None, entered: Entered, preset: str = NO_PRESET
+        self,
+        defaults: Mapping[str, Any] | None,
+        entered: Entered,
+        data: str | None,
+        preset: str = NO_PRESET,
     ) -> tuple[Any, ...]:
-        """Show the form for a model and a task, with a preset and what was entered before."""
+        """Show the form for a model and a task, with a preset and what was entered before.
+
+        `data` is the id of the file whose columns are known.
+        """
         if defaults is None:
             return gr.Radio(visible=False), "", "", None, None
-        form = SettingForm(defaults, preset)
+        form = SettingForm(defaults, preset, data, token_hex(4))
         return (
             gr.Radio(
                 choices=[(PRESET_NAMES[name], name) for name in form.presets],
@@ -160,37 +173,46 @@ class TrainingSettings:
                 visible=len(form.presets) > 1,
             ),
             form.render_preset(),
-            f"<!-- {token_hex(4)} -->{form.render(entered)}",  # an equal text would be no change
+            form.render(entered),
             form,
             entered.get(COLUMNS),
         )
 
     def show_again(
         self,
+        sent: str,
         form: SettingForm | None,
         columns: Any,
         defaults: Mapping[str, Any] | None,
         entered: Entered,
         preset: str,
+        found: FileColumns,
     ) -> tuple[Any, ...]:
-        """Show the form unless the one on the page is the same, `form` with these `columns`."""
-        is_same = form and (form.defaults, form.chosen) == (defaults, preset)
-        if is_same and columns == entered.get(COLUMNS):
-            return (gr.skip(),) * len(self.outputs)
-        return self.show(defaults, entered, preset)
+        """Show the form unless the one on the page is the same, `form` with these `columns`.
 
-    def keep(self, sent: str, form: SettingForm | None, entered: Entered) -> tuple[Any, Any]:
+        Returns what is entered, also in the fields, and the updates of `outputs`.
+        """
+        entered = merge_fields(sent, form, columns, entered)
+        is_same = form and (form.defaults, form.chosen) == (defaults, preset)
+        if form and is_same and columns == entered.get(COLUMNS):
+            kept = (gr.skip(),) * (len(self.outputs) - 2)
+            return entered, *kept, replace(form, data=found.data), gr.skip()
+        return entered, *self.show(defaults, entered, found.data, preset)
+
+    def keep(
+        self, sent: str, form: SettingForm | None, columns: Any, entered: Entered
+    ) -> tuple[Any, Any]:
         """Keep what is entered; return it, and the columns that the form has now."""
-        fields = form.read(sent) if form else None
-        if form is None or fields is None:
-            return gr.skip(), gr.skip()
-        kept = form.keep(entered, fields)
-        return kept, kept.get(COLUMNS)
+        kept = merge_fields(sent, form, columns, entered)
+        is_pending = columns != entered.get(COLUMNS)  # a mapping that the form does not show yet
+        return kept, gr.skip() if is_pending else kept.get(COLUMNS)
 
     async def check_settings(
         self,
         sent: str,
         form: SettingForm | None,
+        columns: Any,
+        entered: Entered,
         model: str | None,
         task: str | None,
         data: str | None,
@@ -201,8 +223,9 @@ class TrainingSettings:
             return Verdict(reason=_NO_CHOICE).to_json(), ""
         if form is None:
             return Verdict(reason=_NO_SETTINGS).to_json(), ""
-        fields = form.read(sent)
-        if fields is None or not form.is_for(model, task):
+        is_current = form.is_for(model, task, data) and columns == entered.get(COLUMNS)
+        fields = form.read(sent) if is_current else None
+        if fields is None:
             return Verdict(reason=_LOADING, is_early=True).to_json(), gr.skip()
         try:
             found = await self._actions.estimate(model, data, name, form.plan(fields))
@@ -216,6 +239,8 @@ class TrainingSettings:
         self,
         sent: str,
         form: SettingForm | None,
+        columns: Any,
+        entered: Entered,
         model: str | None,
         task: str | None,
         data: str | None,
@@ -227,7 +252,8 @@ class TrainingSettings:
         """
         if not model or not data:
             raise gr.Error(_NO_CHOICE, print_exception=False)
-        fields = form.read(sent) if form and form.is_for(model, task) else None
+        is_current = form and form.is_for(model, task, data) and columns == entered.get(COLUMNS)
+        fields = form.read(sent) if form and is_current else None
         if form is None or fields is None:
             raise gr.Error(_LOADING, print_exception=False)
         try:
@@ -283,17 +309,22 @@ class TrainingSettings:
         except ValueError as exc:
             note = gr.HTML(markup.render_notice(str(exc), "error"), visible=True)
             return note, *(gr.skip(),) * (1 + len(self.outputs))
-        return gr.HTML("", visible=False), changes, *self.show(form.defaults, changes)
+        return gr.HTML("", visible=False), changes, *self.show(form.defaults, changes, form.data)
 
     def listen(
-        self, model: Component, task: Component, data: Component, preview: Component
+        self,
+        model: Component,
+        task: Component,
+        data: Component,
+        preview: Component,
+        found: gr.State,
     ) -> None:
-        """Add the events of the form, the presets and the bar."""
+        """Add the events of the form and the bar; `found` has the columns of the chosen file."""
         self._form.change(None, self._form, None, js=SHOW_FORM_JS)
         data.change(None, None, None, js=CHANGED_JS)  # type: ignore[attr-defined]
         self._keep.click(
             self.keep,
-            [self._fields, self._shown, self.entered],
+            [self._fields, self._shown, self._shown_columns, self.entered],
             [self.entered, self._shown_columns],
             js=COLLECT_JS,
             **LATEST,
@@ -306,7 +337,8 @@ class TrainingSettings:
             show_progress_on=preview,
             **LATEST_SHOWN,
         )
-        chosen = [self._fields, self._shown, model, task, data, self.name]
+        shown = [self._fields, self._shown, self._shown_columns, self.entered]
+        chosen = [*shown, model, task, data, self.name]
         self._check.click(
             self.check_settings,
             chosen,
@@ -325,19 +357,20 @@ class TrainingSettings:
         )
         started.success(None, self.started_run, js=GO_TO_RUN_JS)
         started.then(None, self._verdict, None, js=SHOW_VERDICT_JS)
-        self.show_after(self.preset.input)
+        self.show_after(self.preset.input, found)
         self._listen_to_export(model, data)
 
-    def show_after(self, listen: Callable[..., Dependency]) -> Dependency:
+    def show_after(self, listen: Callable[..., Dependency], found: gr.State) -> Dependency:
         """Show the form of the chosen model, task, columns and preset after an event."""
-        shown = listen(
+        shown = [self._fields, self._shown, self._shown_columns]
+        updated = listen(
             self.show_again,
-            [self._shown, self._shown_columns, self.defaults, self.entered, self.preset],
-            self.outputs,
+            [*shown, self.defaults, self.entered, self.preset, found],
+            [self.entered, *self.outputs],
             js=START_UPDATE_JS,
             **LATEST,
         )
-        ended: Dependency = shown.then(None, None, None, js=END_UPDATE_JS)
+        ended: Dependency = updated.then(None, None, None, js=END_UPDATE_JS)
         return ended
 
     def _listen_to_export(self, model: Component, data: Component) -> None:
@@ -354,6 +387,6 @@ class TrainingSettings:
             self.import_settings,
             [export.spec, self._shown],
             [export.note, self.entered, *self.outputs],
-            js=START_UPDATE_JS,
+            js=START_IMPORT_JS,
             **QUIET,
         ).then(None, None, None, js=END_UPDATE_JS)

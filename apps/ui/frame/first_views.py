@@ -20,6 +20,8 @@ ReadView = Callable[[Request], Awaitable[object]]
 
 PATIENCE_S = 2.0
 """How long a document waits for its content: the page asks for it again if it is missing."""
+MAX_READING = 8
+"""Most documents that wait for their content at once; others come without it."""
 _logger = logging.getLogger(__name__)
 
 
@@ -28,6 +30,7 @@ class FirstViews:
 
     def __init__(self) -> None:
         self._readers: dict[str, tuple[ReadView, object]] = {}
+        self._num_reading = 0
 
     def mark(self, path: str, read: ReadView, default: object = None) -> str:
         """Return the mark for a component's value; `default` is its value without the content."""
@@ -38,22 +41,32 @@ class FirstViews:
         """Return whether the document of a page has its first content."""
         return path in self._readers
 
-    def split(self, html: str, path: str) -> tuple[str, str]:
-        """Return what is before and after the mark in a document."""
-        before, _, after = html.partition(f'"{_write_mark(path)}"')
-        return before, after
+    def split(self, html: str, path: str) -> tuple[str, str] | None:
+        """Return what is before and after the mark in a document; None if it has no mark."""
+        before, mark, after = html.partition(f'"{_write_mark(path)}"')
+        return (before, after) if mark else None
 
     async def read(self, path: str, request: Request) -> str:
         """Return the first content of a page as JSON for the script of a document."""
-        read, value = self._readers[path]
+        read, default = self._readers[path]
+        if self._num_reading >= MAX_READING:
+            return _write(default)
+        self._num_reading += 1
         try:
             with act_for(request):
-                value = await asyncio.wait_for(read(request), PATIENCE_S)
+                return _write(await asyncio.wait_for(read(request), PATIENCE_S))
         except (ApiClientError, TimeoutError) as exc:
             _logger.info("The page %r opens without its content: %s", path, exc)
         except Exception:  # the page asks again, and Gradio reports what fails then
             _logger.exception("The first content of the page %r cannot be read", path)
-        return json.dumps(value).replace("<", "\\u003c")  # as Gradio writes values
+        finally:
+            self._num_reading -= 1
+        return _write(default)
+
+
+def _write(value: object) -> str:
+    """Return JSON that is safe in the script of a document."""
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def _write_mark(path: str) -> str:

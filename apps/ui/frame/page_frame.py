@@ -100,8 +100,9 @@ class _Document:
         path = find_route(self._scope).strip("/")
         html = complete_document(self._body.decode(), path)
         headers = MutableHeaders(scope=start)
-        if self._scope["method"] == "GET" and self._first_views.has(path):
-            await self._send_parts(start, headers, *self._first_views.split(html, path))
+        is_filled = self._scope["method"] == "GET" and self._first_views.has(path)
+        if parts := self._first_views.split(html, path) if is_filled else None:
+            await self._send_parts(start, headers, *parts)
             return
         headers["cache-control"] = "no-cache"
         headers["content-length"] = str(len(html.encode()))

@@ -11,6 +11,7 @@ import gradio as gr
 import pytest
 
 from apps.client.client import ApiClient
+from apps.ui.fine_tune.data.column_mapping import FileColumns
 from apps.ui.fine_tune.fine_tune_page import FineTunePage
 from apps.ui.fine_tune.setting_form import SettingForm, name_task
 from apps.ui.protection.uploads import UploadFolder
@@ -91,7 +92,7 @@ def test_settings_of_model_stay_if_other_data_cannot_be_read(call: Any) -> None:
 
 async def read_form(page: FineTunePage, task: str, preset: str = "balanced") -> SettingForm:
     _, defaults, _ = await page.choose_task("base", task)
-    return SettingForm(defaults, preset)
+    return SettingForm(defaults, preset, "file-handbook", "token")
 
 
 def send(form: SettingForm, **changes: Any) -> str:
@@ -100,29 +101,39 @@ def send(form: SettingForm, **changes: Any) -> str:
 
 
 def test_start_is_refused_while_settings_of_other_choice_are_shown(call: Any, api: StubApi) -> None:
-    async def press(page: FineTunePage, model: str, task: str, sent: str | None = None) -> str:
+    async def press(
+        page: FineTunePage,
+        model: str = "base",
+        task: str = CLASSIFICATION,
+        data: str = "file-handbook",
+        columns: Any = None,
+        sent: str | None = None,
+    ) -> str:
         form = await read_form(page, CLASSIFICATION)
-        data = "file-handbook"
-        run, _ = await page.settings.start(sent or send(form), form, model, task, data, "")
+        sent = send(form) if sent is None else sent
+        run, _ = await page.settings.start(sent, form, columns, {}, model, task, data, "")
         return run
 
     for chosen in (
-        ("other", CLASSIFICATION),
-        ("base", "causal_lm"),
-        ("base", CLASSIFICATION, '{"form": "other"}'),
+        {"model": "other"},
+        {"task": "causal_lm"},
+        {"data": "file-other"},
+        {"columns": {"prompt": "q"}},
+        {"sent": '{"form": "other"}'},
     ):
         with pytest.raises(gr.Error, match="settings of the chosen model and task are loading"):
-            call(lambda page, chosen=chosen: press(page, *chosen))
+            call(lambda page, chosen=chosen: press(page, **chosen))
     assert not api.jobs
-    assert call(lambda page: press(page, "base", CLASSIFICATION)) in api.jobs
+    assert call(press) in api.jobs
 
 
 def test_preset_is_sent_with_what_was_entered(call: Any, api: StubApi) -> None:
     async def press(page: FineTunePage) -> tuple[Any, Any]:
         form = await read_form(page, "causal_lm", "adapter")
         sent = send(form, epochs=7)
-        await page.settings.start(sent, form, "base", "causal_lm", "file-handbook", "")
-        return page.settings.keep(sent, form, {"task_settings.labels": ["a"]})
+        chosen = ("base", "causal_lm", "file-handbook", "")
+        await page.settings.start(sent, form, None, {}, *chosen)
+        return page.settings.keep(sent, form, None, {"task_settings.labels": ["a"]})
 
     kept, columns = call(press)
     assert (kept, columns) == ({"task_settings.labels": ["a"], "epochs": 7}, None)
@@ -131,28 +142,49 @@ def test_preset_is_sent_with_what_was_entered(call: Any, api: StubApi) -> None:
 
 
 def test_form_is_shown_again_only_for_another_one(call: Any) -> None:
-    async def show(page: FineTunePage) -> list[bool]:
+    columns = {"prompt": "q"}
+    found = FileColumns("file-other")
+
+    async def show(page: FineTunePage) -> list[tuple[bool, Any, Any]]:
         form = await read_form(page, "causal_lm")
         other = (await read_form(page, CLASSIFICATION)).defaults
-        columns = {"prompt": "q"}
         cases: list[tuple[Any, Any, Any, str]] = [
-            (None, form.defaults, {"epochs": 5}, "balanced"),
+            (None, form.defaults, {}, "balanced"),
             (None, form.defaults, {}, "adapter"),
             (None, other, {}, "balanced"),
             (None, form.defaults, {"columns": columns}, "balanced"),
             (columns, form.defaults, {"columns": columns}, "balanced"),
         ]
-        return [
-            isinstance(page.settings.show_again(form, shown, *chosen)[2], str)
-            for shown, *chosen in cases
-        ]
+        sent = send(form, epochs=5)
+        shown = [page.settings.show_again(sent, form, *case, found) for case in cases]
+        return [(isinstance(one[3], str), one[0], one[4].data) for one in shown]
 
-    assert call(show) == [False, True, True, True, False]
+    typed, mapped = {"epochs": 5}, {"epochs": 5, "columns": columns}
+    assert call(show) == [
+        (False, typed, "file-other"),
+        (True, typed, "file-other"),
+        (True, typed, "file-other"),
+        (True, mapped, "file-other"),
+        (True, typed, "file-other"),  # the field is empty
+    ]
+
+
+def test_chosen_columns_stay_while_the_form_does_not_show_them(call: Any) -> None:
+    async def keep(page: FineTunePage) -> list[Any]:
+        form = await read_form(page, "causal_lm")
+        sent, chosen = send(form, epochs=5), {"columns": {"prompt": "q"}}
+        other = page.settings.keep(send(form).replace("token", "other"), form, None, chosen)
+        return [page.settings.keep(sent, form, None, chosen), other]
+
+    (kept, shown), (unchanged, _) = call(keep)
+    assert kept == {"epochs": 5, "columns": {"prompt": "q"}}
+    assert isinstance(shown, type(gr.skip()))
+    assert unchanged == {"columns": {"prompt": "q"}}
 
 
 def test_form_and_presets_are_hidden_without_settings(call: Any) -> None:
     async def show(page: FineTunePage) -> tuple[Any, ...]:
-        return page.settings.show(None, {})
+        return page.settings.show(None, {}, None)
 
     menu, *parts = call(show)
     assert (menu.visible, parts) == (False, ["", "", None, None])
@@ -161,13 +193,15 @@ def test_form_and_presets_are_hidden_without_settings(call: Any) -> None:
 def test_check_and_start_return_the_problems_of_fields(call: Any, api: StubApi) -> None:
     async def press(page: FineTunePage) -> list[Any]:
         form = await read_form(page, "causal_lm")
-        chosen = (form, "base", "causal_lm", "file-handbook", "")
+        chosen: tuple[Any, ...] = (form, None, {}, "base", "causal_lm", "file-handbook", "")
         settings = page.settings
         checked, _ = await settings.check_settings(send(form, learning_rate=0), *chosen)
         run, started = await settings.start(send(form, learning_rate=0), *chosen)
         assert (run, started) == ("", checked)
-        other, _ = await settings.check_settings(send(form), form, "other", *chosen[2:])
-        unset, _ = await settings.check_settings(send(form), form, "base", "causal_lm", None, "")
+        other, _ = await settings.check_settings(send(form), form, None, {}, "other", *chosen[4:])
+        unset, _ = await settings.check_settings(
+            send(form), form, None, {}, "base", "causal_lm", None, ""
+        )
         absent, _ = await settings.check_settings("", None, *chosen[1:])
         empty, _ = await settings.check_settings(send(form, epochs=None), *chosen)
         return [json.loads(text) for text in (checked, other, unset, absent, empty)]
@@ -188,7 +222,7 @@ def test_check_and_start_return_the_problems_of_fields(call: Any, api: StubApi) 
 def test_valid_settings_have_an_estimate(call: Any, api: StubApi) -> None:
     async def check(page: FineTunePage) -> Any:
         form = await read_form(page, CLASSIFICATION)
-        chosen = (form, "base", CLASSIFICATION, "file-handbook", "me")
+        chosen: tuple[Any, ...] = (form, None, {}, "base", CLASSIFICATION, "file-handbook", "me")
         return await page.settings.check_settings(send(form, epochs=2), *chosen)
 
     verdict, estimate = call(check)

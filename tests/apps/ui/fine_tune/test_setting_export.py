@@ -11,7 +11,7 @@ DEFAULTS: dict[str, Any] = {
     "model": "base",
     "task": "sequence_classification",
     "training": {"epochs": 3, "columns": {}, "task_settings": {"labels": [], "kind": "auto"}},
-    "schema": {"epochs": {"default": 3}, "columns": {}, "task_settings": {}},
+    "schema": {"epochs": {"default": 3, "type": "integer"}, "columns": {}, "task_settings": {}},
 }
 
 
@@ -21,12 +21,19 @@ def test_spec_is_filled_in_as_its_differences() -> None:
     assert changes == {"columns": {"text": "t"}, "task_settings.labels": ["a", "b"]}
 
 
+def test_numbers_that_yaml_reads_as_text_are_numbers() -> None:
+    assert read_changes("epochs: 1e1", DEFAULTS) == {"epochs": 10}
+    assert read_changes("epochs: 2.5", DEFAULTS) == {"epochs": 2.5}
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("task_settings: {colour: red}", "colour"),
         ("task_settings: 3", "mapping"),
         ("rate: 1", "rate"),
+        ("epochs: three", "epochs is 'three', expected a number"),
+        ("epochs: [3]", "expected a number"),
     ],
 )
 def test_faulty_spec_is_refused(text: str, named: str) -> None:

@@ -136,7 +136,7 @@ def test_unknown_preset_shows_defaults() -> None:
     "sent",
     [
         *("", "{", "5", "[]", "[" * 100_000, '{"form": 3}'),
-        send(SettingForm(DEFAULTS, "quick"), read_fields(FORM.render({})).values),
+        send(SettingForm(DEFAULTS, token="other"), read_fields(FORM.render({})).values),
         send(FORM, {"epochs": 3}),
         json.dumps({"form": FORM.name, "fields": list(FORM.schemas)}),
     ],

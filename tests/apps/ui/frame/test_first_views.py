@@ -23,7 +23,7 @@ REQUEST = Request({"type": "http", "query_string": b"run=1", "headers": []})
 
 
 def fill(views: FirstViews, html: str) -> str:
-    before, after = views.split(html, "page")
+    before, after = views.split(html, "page") or ("", "")
     return before + asyncio.run(views.read("page", REQUEST)) + after
 
 
@@ -77,6 +77,25 @@ def test_documents_have_what_their_address_names(api: StubApi) -> None:
     assert 'data-shown=""' in models
     assert "<h2" in cluster
     assert kept == "no-store"
+
+
+def test_document_without_a_mark_is_not_split() -> None:
+    views = FirstViews()
+    views.mark("page", _SlowReader())
+    assert views.split("<html></html>", "page") is None
+
+
+def test_documents_beyond_the_limit_come_without_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_views, "MAX_READING", 1)
+    views = FirstViews()
+    views.mark("page", read := _SlowReader(), "Loading…")
+
+    async def read_both() -> list[str]:
+        return await asyncio.gather(*(views.read("page", REQUEST) for _ in range(2)))
+
+    assert [json.loads(text) for text in asyncio.run(read_both())] == ["the content", "Loading…"]
+    assert read.has_begun
+    assert json.loads(asyncio.run(views.read("page", REQUEST))) == "the content"
 
 
 def test_content_is_read_with_the_key_of_the_visitor() -> None:
@@ -141,4 +160,5 @@ class _SlowReader:
 
     async def __call__(self, _: Request) -> object:
         self.has_begun = True
+        await asyncio.sleep(0.01)
         return "the content"
