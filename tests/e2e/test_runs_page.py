@@ -74,7 +74,7 @@ def test_page_shows_what_its_document_has_and_asks_for_the_changes(
     asked: list[dict[str, Any]] = []
 
     def note(request: Request) -> None:
-        if request.url.endswith("/queue/join?") and request.post_data_json:
+        if "/queue/join" in request.url and request.post_data_json:
             asked.append(request.post_data_json["event_data"])
 
     page.on("request", note)
