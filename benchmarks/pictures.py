@@ -218,6 +218,7 @@ def _ask_models(page: "Page") -> None:
 
 
 def _classify(page: "Page") -> None:
+    page.wait_for_function("document.querySelector('#classify-model input')?.value")
     page.locator("#classify-text textarea").fill("Where are the spare keys kept?")
     page.click("#classify-button")
     page.locator(".ts-labels li >> nth=0").wait_for(state="visible")
