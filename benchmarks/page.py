@@ -13,7 +13,6 @@ view is visible: `first` without a cache, and `again` with it.
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from apps.bundled import DEMONSTRATION_MODEL, HANDBOOK_FILE_ID
+from benchmarks.browser import open_browser
 from benchmarks.machine import describe_machine
 from benchmarks.serve_peers.server import describe_application
 from benchmarks.stored_copies import copy_entry
@@ -73,7 +73,7 @@ def main() -> int:
             _fill(layout, job, options)
             names = {"run": job["id"], "model": job["fine_tuned_model"]}
             time.sleep(_SETTLE_S)
-            with _open_browser() as browser:
+            with open_browser() as browser:
                 idle = _open_views(browser, server.url, names, options.times)
                 print(f"idle: {idle}", file=sys.stderr)
                 with _train_beside(client):
@@ -144,19 +144,6 @@ def _fill(layout: StorageLayout, job: dict[str, Any], options: argparse.Namespac
             metrics.write(json.dumps({**lines[step % len(lines)], "step": step}) + "\n")
     line = (run / "log.txt").read_text().splitlines()[-1] + "\n"
     (run / "log.txt").write_text(line * (options.log_bytes // len(line)))
-
-
-@contextmanager
-def _open_browser() -> Iterator["Browser"]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"),
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
-        yield browser
-        browser.close()
 
 
 @contextmanager

@@ -10,7 +10,6 @@ on two cores. Look at them before you commit them.
 import argparse
 import json
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from apps.bundled import DEMONSTRATION_MODEL, HANDBOOK_FILE_ID
+from benchmarks.browser import open_browser
 from benchmarks.serve_peers.server import describe_application
 
 if TYPE_CHECKING:
@@ -43,17 +43,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="a folder for the pictures")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory(prefix="pictures-") as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="pictures-") as folder, open_browser() as browser:
         server = describe_application(Path(folder))
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"),
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
         with server.start(), httpx.Client(base_url=server.url, timeout=_TIMEOUT_S) as client:
             _Photographer(browser, server.url, options.output, client).take_all()
-        browser.close()
     return 0
 
 

@@ -253,8 +253,8 @@
     if (typed.size) keep();
     if (focused) focusAgain(find(focused.id), caret);
     placeProblems();
-    release("form");
-    change();
+    if (holds.has("form")) release("form"); // which is a change
+    else change();
   }
 
   function enter(id, { value, checked }) {

@@ -190,6 +190,21 @@ def merge_fields(sent: str, form: SettingForm | None, columns: Any, entered: Ent
     return {**{key: value for key, value in kept.items() if key != COLUMNS}, **chosen}
 
 
+def read_current(
+    sent: str,
+    form: SettingForm,
+    columns: Any,
+    entered: Entered,
+    choice: tuple[str, str | None, str],
+) -> Mapping[str, Any] | None:
+    """Return what the fields contain; None unless they are those of a model, a task and data.
+
+    `columns` are those in the form, which must be those that were chosen.
+    """
+    is_current = form.is_for(*choice) and columns == entered.get(COLUMNS)
+    return form.read(sent) if is_current else None
+
+
 _TOOLBAR = (
     '<div id="settings-toolbar" role="search">'
     '<input type="search" id="settings-search" placeholder="Search the settings" '

@@ -56,9 +56,11 @@ class Verdict:
         )
 
 
-def explain_field_error(exc: FieldError) -> Verdict:
-    """Return the verdict for a field that cannot be read."""
-    return Verdict({exc.key: str(exc)})
+def explain(exc: FieldError | ApiClientError, keys: Collection[str]) -> Verdict:
+    """Return the verdict for a field that cannot be read, or for a job that the API refuses."""
+    if isinstance(exc, FieldError):
+        return Verdict({exc.key: str(exc)})
+    return explain_refusal(exc, keys)
 
 
 def explain_refusal(exc: ApiClientError, keys: Collection[str]) -> Verdict:

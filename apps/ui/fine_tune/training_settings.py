@@ -30,12 +30,12 @@ from apps.ui.fine_tune.setting_form import (
     Entered,
     SettingForm,
     merge_fields,
+    read_current,
 )
 from apps.ui.fine_tune.setting_problems import (
     NAME_LABEL,
     Verdict,
-    explain_field_error,
-    explain_refusal,
+    explain,
 )
 from apps.ui.fine_tune.setting_texts import PlannedJob
 from apps.ui.fine_tune.start_bar import REASON, render_estimate
@@ -223,16 +223,13 @@ class TrainingSettings:
             return Verdict(reason=_NO_CHOICE).to_json(), ""
         if form is None:
             return Verdict(reason=_NO_SETTINGS).to_json(), ""
-        is_current = form.is_for(model, task, data) and columns == entered.get(COLUMNS)
-        fields = form.read(sent) if is_current else None
+        fields = read_current(sent, form, columns, entered, (model, task, data))
         if fields is None:
             return Verdict(reason=_LOADING, is_early=True).to_json(), gr.skip()
         try:
             found = await self._actions.estimate(model, data, name, form.plan(fields))
-        except FieldError as exc:
-            return explain_field_error(exc).to_json(), ""
-        except ApiClientError as exc:
-            return explain_refusal(exc, form.schemas).to_json(), ""
+        except (FieldError, ApiClientError) as exc:
+            return explain(exc, form.schemas).to_json(), ""
         return Verdict().to_json(), render_estimate(found)
 
     async def start(
@@ -252,16 +249,14 @@ class TrainingSettings:
         """
         if not model or not data:
             raise gr.Error(_NO_CHOICE, print_exception=False)
-        is_current = form and form.is_for(model, task, data) and columns == entered.get(COLUMNS)
-        fields = form.read(sent) if form and is_current else None
+        choice = (model, task, data)
+        fields = read_current(sent, form, columns, entered, choice) if form else None
         if form is None or fields is None:
             raise gr.Error(_LOADING, print_exception=False)
         try:
             run = await self._actions.start(model, data, name, form.plan(fields))
-        except FieldError as exc:
-            return "", explain_field_error(exc).to_json()
-        except ApiClientError as exc:
-            return "", explain_refusal(exc, form.schemas).to_json()
+        except (FieldError, ApiClientError) as exc:
+            return "", explain(exc, form.schemas).to_json()
         return run, gr.skip()
 
     async def update_preview(
@@ -302,14 +297,16 @@ class TrainingSettings:
     def import_settings(self, text: str, form: SettingForm | None) -> tuple[Any, ...]:
         """Fill in the settings of a spec, or show what is wrong with it."""
         if form is None:
-            note = gr.HTML(markup.render_notice(_NO_SETTINGS, "error"), visible=True)
-            return note, *(gr.skip(),) * (1 + len(self.outputs))
+            return self._refuse_import(_NO_SETTINGS)
         try:
             changes = read_changes(text, form.defaults)
         except ValueError as exc:
-            note = gr.HTML(markup.render_notice(str(exc), "error"), visible=True)
-            return note, *(gr.skip(),) * (1 + len(self.outputs))
+            return self._refuse_import(str(exc))
         return gr.HTML("", visible=False), changes, *self.show(form.defaults, changes, form.data)
+
+    def _refuse_import(self, reason: str) -> tuple[Any, ...]:
+        note = gr.HTML(markup.render_notice(reason, "error"), visible=True)
+        return note, *(gr.skip(),) * (1 + len(self.outputs))
 
     def listen(
         self,
@@ -322,9 +319,10 @@ class TrainingSettings:
         """Add the events of the form and the bar; `found` has the columns of the chosen file."""
         self._form.change(None, self._form, None, js=SHOW_FORM_JS)
         data.change(None, None, None, js=CHANGED_JS)  # type: ignore[attr-defined]
+        shown = [self._fields, self._shown, self._shown_columns, self.entered]
         self._keep.click(
             self.keep,
-            [self._fields, self._shown, self._shown_columns, self.entered],
+            shown,
             [self.entered, self._shown_columns],
             js=COLLECT_JS,
             **LATEST,
@@ -337,7 +335,6 @@ class TrainingSettings:
             show_progress_on=preview,
             **LATEST_SHOWN,
         )
-        shown = [self._fields, self._shown, self._shown_columns, self.entered]
         chosen = [*shown, model, task, data, self.name]
         self._check.click(
             self.check_settings,

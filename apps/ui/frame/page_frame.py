@@ -99,24 +99,24 @@ class _Document:
             return
         path = find_route(self._scope).strip("/")
         html = complete_document(self._body.decode(), path)
-        headers = MutableHeaders(scope=start)
         is_filled = self._scope["method"] == "GET" and self._first_views.has(path)
         if parts := self._first_views.split(html, path) if is_filled else None:
-            await self._send_parts(start, headers, *parts)
+            await self._send_parts(start, path, *parts)
             return
+        body = html.encode()
+        headers = MutableHeaders(scope=start)
         headers["cache-control"] = "no-cache"
-        headers["content-length"] = str(len(html.encode()))
+        headers["content-length"] = str(len(body))
         await self._send(start)
-        await self._send({"type": "http.response.body", "body": html.encode()})
+        await self._send({"type": "http.response.body", "body": body})
 
-    async def _send_parts(
-        self, start: Message, headers: MutableHeaders, before: str, after: str
-    ) -> None:
+    async def _send_parts(self, start: Message, path: str, before: str, after: str) -> None:
         """Send the part before the first content at once: a browser loads the scripts meanwhile.
 
         The parts are compressed here, because the middleware that compresses would keep the first.
         """
         request = Request(self._scope)
+        headers = MutableHeaders(scope=start)
         # A browser that goes back would show the content of a document that it has stored.
         headers["cache-control"] = "no-store"
         del headers["content-length"]
@@ -127,7 +127,7 @@ class _Document:
             compressor = zlib.compressobj(_COMPRESSION_LEVEL, wbits=_GZIP_WINDOW_BITS)
         await self._send(start)
         await self._send_part(compressor, before, more_body=True)
-        value = await self._first_views.read(find_route(self._scope).strip("/"), request)
+        value = await self._first_views.read(path, request)
         await self._send_part(compressor, value + after, more_body=False)
 
     async def _send_part(self, compressor: Any, text: str, *, more_body: bool) -> None:

@@ -75,17 +75,13 @@ class Fields(HTMLParser):
             self.values[self._key] += data.removeprefix("\n")
 
 
-def read_fields(html: str) -> Fields:
-    return Fields(html)
-
-
 def send(form: SettingForm, fields: dict[str, Any]) -> str:
     return json.dumps({"form": form.name, "fields": fields})
 
 
 def test_unchanged_fields_are_no_changes() -> None:
     """For every type of value, the page reads back the same value that it shows."""
-    fields = read_fields(FORM.render({}))
+    fields = Fields(FORM.render({}))
     assert fields.values.keys() == FORM.schemas.keys()
     assert FORM.read(send(FORM, fields.values)) == fields.values
     assert FORM.plan(fields.values) == {}
@@ -106,7 +102,7 @@ def test_entered_values_are_shown_and_kept() -> None:
         "task_settings.labels": ["of", "another", "task"],
     }
     html = FORM.render(entered)
-    values = read_fields(html).values
+    values = Fields(html).values
     own = {key: value for key, value in entered.items() if key in FORM.schemas}
     shown = {**own, "columns": json.dumps(entered["columns"])}
     assert {key: values[key] for key in own} == shown
@@ -118,7 +114,7 @@ def test_entered_values_are_shown_and_kept() -> None:
 
 def test_fields_of_preset_are_changes() -> None:
     form = SettingForm(DEFAULTS, "quick")
-    fields = read_fields(form.render({}))
+    fields = Fields(form.render({}))
     assert (fields.values["epochs"], fields.defaults["epochs"]) == (1, 3)
     assert form.plan(fields.values) == {"epochs": 1}
     assert form.keep({}, fields.values) == {}
@@ -136,7 +132,7 @@ def test_unknown_preset_shows_defaults() -> None:
     "sent",
     [
         *("", "{", "5", "[]", "[" * 100_000, '{"form": 3}'),
-        send(SettingForm(DEFAULTS, token="other"), read_fields(FORM.render({})).values),
+        send(SettingForm(DEFAULTS, token="other"), Fields(FORM.render({})).values),
         send(FORM, {"epochs": 3}),
         json.dumps({"form": FORM.name, "fields": list(FORM.schemas)}),
     ],
@@ -146,7 +142,7 @@ def test_fields_of_another_form_are_not_read(sent: str) -> None:
 
 
 def test_field_without_a_value_names_its_setting() -> None:
-    values = read_fields(FORM.render({})).values
+    values = Fields(FORM.render({})).values
     with pytest.raises(FieldError, match="Epochs is empty") as caught:
         FORM.plan({**values, "epochs": None})
     assert caught.value.key == "epochs"
@@ -156,7 +152,7 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
     found = ask(api, lambda client: client.jobs.get_defaults("base", "sequence_classification"))
     form = SettingForm(found.model_dump(by_alias=True))
     html = form.render({})
-    assert read_fields(html).kinds == {
+    assert Fields(html).kinds == {
         "epochs": "number",
         "learning_rate": "number",
         "max_length": "text",
@@ -176,7 +172,7 @@ def test_each_type_of_setting_has_its_field(api: StubApi) -> None:
 def test_inputs_have_labels_and_descriptions() -> None:
     html = FORM.render({})
     ids = set(re.findall(r' id="([^"]+)"', html))
-    for key, attributes in read_fields(html).attributes.items():
+    for key, attributes in Fields(html).attributes.items():
         assert attributes["aria-describedby"] in ids, key
         is_wrapped = attributes.get("type") == "checkbox"
         assert is_wrapped or f'<label for="{attributes["id"]}">' in html, key

@@ -8,7 +8,7 @@ from apps.client.errors import ApiTimeoutError, RequestRefusedError
 from apps.ui.fine_tune.setting_fields import FieldError
 from apps.ui.fine_tune.setting_problems import (
     Verdict,
-    explain_field_error,
+    explain,
     explain_refusal,
 )
 
@@ -110,9 +110,7 @@ def test_refusal_without_field_is_a_reason() -> None:
 
 
 def test_verdict_names_elements_of_fields() -> None:
-    found = json.loads(
-        explain_field_error(FieldError("task_settings.beta", "Beta is empty")).to_json()
-    )
+    found = json.loads(explain(FieldError("task_settings.beta", "Beta is empty"), ()).to_json())
     problem = {"id": "setting-beta", "message": "Beta is empty"}
     flags = {"isTemporary": False, "isEarly": False}
     assert found == {"problems": [problem], "reason": "Beta is empty", **flags}
