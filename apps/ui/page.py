@@ -57,7 +57,7 @@ def build_blocks(client: ApiClient, uploads: UploadFolder, first_views: FirstVie
         delete_cache=(UPLOAD_LIFETIME_S, UPLOAD_LIFETIME_S),
     ) as blocks:
         _start_page("")
-        build_fine_tune_page(client, uploads)
+        build_fine_tune_page(client, uploads, first_views)
     others: Mapping[str, Callable[[ApiClient], None]] = {
         "runs": partial(build_runs_page, first_views=first_views),
         "chat": build_chat_page,

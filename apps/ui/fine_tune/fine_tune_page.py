@@ -1,366 +1,168 @@
-"""The page "Fine-tune": choose a model and data, preview the data, start a job."""
+"""The page "Fine-tune": choose a model and data, see the data, start a job.
+
+The script `fine_tune.js` shows it in a frame of plain HTML, which a browser draws much faster than
+Gradio's components. The browser has what is chosen and entered, and sends it with each request, so
+that the server keeps nothing of a tab. There are four kinds of requests, each with an answer of its
+own: what belongs to a choice, what a tab with data shows, a check of the settings, and actions.
+"""
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from secrets import token_hex
+from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 import gradio as gr
-from gradio.events import Dependency
+from starlette.requests import Request
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
-from apps.client.jobs import JobRequest
-from apps.client.model_resources import Model
-from apps.client.resources import Estimate
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.events import LATEST, QUIET
-from apps.ui.fine_tune.data.column_mapping import (
-    COLUMNS,
-    DEFAULT_TASK,
-    RECALL_COLUMNS_JS,
-    recall_columns,
+from apps.ui.events import QUIET
+from apps.ui.fine_tune.data.data_tabs import download_findings, read_tab
+from apps.ui.fine_tune.data.file_menu import add_file
+from apps.ui.fine_tune.fine_tune_frame import FRAME
+from apps.ui.fine_tune.fine_tune_request import (
+    ActionRequest,
+    ChoiceRequest,
+    DataRequest,
+    read_action_request,
+    read_address,
+    read_choice_request,
+    read_data_request,
+    read_fields_request,
 )
-from apps.ui.fine_tune.data.data_panel import DataPanel
-from apps.ui.fine_tune.data.file_menu import RECALL_FILE_JS, FileMenu, choose_file
-from apps.ui.fine_tune.data.preview import render_preview
-from apps.ui.fine_tune.former_run import read_former_run
-from apps.ui.fine_tune.model_facts import show_model_facts
-from apps.ui.fine_tune.setting_form import Entered, collect_row_settings
-from apps.ui.fine_tune.training_settings import (
-    END_UPDATE_JS,
-    HOLD_JS,
-    RELEASE_JS,
-    JobActions,
-    TrainingSettings,
+from apps.ui.fine_tune.job_choice import read_choice
+from apps.ui.fine_tune.planned_job import (
+    check_job,
+    fill_in_settings,
+    start_job,
+    write_settings,
 )
-from apps.ui.notices import show_notice
-from apps.ui.protection.uploads import UploadFolder
+from apps.ui.frame.assets import link_script
+from apps.ui.frame.first_views import FirstViews
+from apps.ui.protection.uploads import ForeignFileError, UploadFolder
 
+SCRIPTS = ("setting_form", "data_tabs", "fine_tune")
+ANSWERS = ("choice", "tokens", "rows", "statistics", "check", "end")
+"""The properties of the component that have answers."""
+PREVIEW_PATIENCE_S = 1.0
+"""How long a document waits for the preview, which waits for checks and for jobs being created."""
 _logger = logging.getLogger(__name__)
 
-INTRODUCTION = (
-    "Choose a model and a file of examples. A fine-tune teaches the model to answer as the "
-    "examples do. You can chat with the new model at once."
-)
-DEMONSTRATION_NOTE = (
-    "tuneserve-demo is a small demonstration model, made to try everything out on a laptop. It "
-    "learns the handbook in minutes, but it is not an assistant: for real work, add a larger "
-    "base model in deploy.yaml."
-)
-TASK_NAMES = {
-    "causal_lm": "Generate text",
-    "sequence_classification": "Classify texts",
-    "image_classification": "Classify images",
-    "preference": "Prefer better answers",
-}
-CHECK_PATIENCE_S = 20.0
-CHECK_INTERVAL_S = 0.5
 
-
-def list_model_choices(models: Sequence[Model]) -> list[tuple[str, str]]:
-    """List the entries of the model menu: base models first, of these language models first."""
-    ordered = sorted(models, key=lambda model: (not model.base, model.task != DEFAULT_TASK))
-    return [(_name_model(model), model.id) for model in ordered]
-
-
-def _name_model(model: Model) -> str:
-    if model.kind == "adapter":
-        return f"{model.id} (adapter; a job continues it)"
-    return f"{model.id} (base)" if model.base else model.id
-
-
-class FineTunePage:
-    """The components of the page and their event handlers."""
+class _FineTuneHandlers:
+    """The functions that the script calls."""
 
     def __init__(self, client: ApiClient, uploads: UploadFolder) -> None:
         self._client = client
-        self.notice = gr.HTML(visible=False, elem_id="fine-tune-notice")
-        self.choice: gr.State = gr.State("")
-        """Another text after another choice of model, data, task or columns."""
-        self.settings = TrainingSettings(
-            JobActions(self.start, self.estimate, self.name_file, self.show_preview)
+        self._uploads = uploads
+
+    async def read_first(self, request: Request) -> Mapping[str, Any]:
+        """Return the first choice and the preview of its data, for the document."""
+        choice = await self._read_choice(read_address(request.query_params, request.cookies))
+        asked = DataRequest(
+            model=choice.get("model") or "",
+            task=choice.get("task") or "",
+            data=choice.get("data") or "",
+            fields=choice.get("entered", {}),
         )
-        with gr.Row(equal_height=False):
-            with gr.Column(scale=2, min_width=320):
-                self.model = gr.Dropdown(
-                    label="Base model",
-                    elem_id="base-model",
-                    elem_classes=markup.NAMES,
-                    filterable=False,
-                )
-                self.facts = gr.HTML(elem_id="model-facts")
-                self.files = FileMenu(client, uploads)
-                self.data = self.files.menu
-                self.task = gr.Dropdown(label="Task", elem_id="task", filterable=False)
-                self.settings.build()
-            with gr.Column(scale=3, min_width=320):
-                self.panel = DataPanel(client)
-                self.preview = self.panel.preview
-
-    async def open(
-        self, remembered: str | None, remembered_columns: str | None, request: gr.Request
-    ) -> AsyncGenerator[tuple[Any, ...], None]:
-        """Fill the menus and the settings, like those of the run in `?from=`, then the preview.
-
-        Without that run, the remembered file is chosen if it exists, with its task and columns. One
-        event fills everything, because each takes a round trip of the browser.
-        """
-        kept: tuple[Any, ...] = (gr.skip(),) * len(self.opened)
-        notice, name = "", ""
-        entered: Mapping[str, Any] = {}
         try:
-            models, files = await asyncio.gather(
-                self._client.models.list_all(), self.files.list_files()
-            )
-            model_choices = list_model_choices(models)
-            model = next((value for _, value in model_choices), None)
-            data = choose_file(files, remembered)
-            known = None
-            recalled = recall_columns(remembered_columns, data)
-            if run_id := dict(request.query_params).get("from", ""):
-                found = await read_former_run(self._client, run_id, model_choices, files)
-                notice, entered, name = found.notice, found.entered, found.name
-                model, data, known = found.model or model, found.data or data, found.defaults
-            columns, facts, defaults = await asyncio.gather(
-                self.panel.columns.read_columns(data),
-                self.show_model(model),
-                self._read_defaults(model, data, known, recalled.task if recalled else None),
-            )
+            tokens = await asyncio.wait_for(read_tab(self._client, asked), PREVIEW_PATIENCE_S)
+        except TimeoutError:  # the script asks for it
+            return {"choice": choice}
+        return {"choice": choice, "tokens": tokens}
+
+    async def choose_job(self, event: gr.EventData) -> Any:
+        """Return what belongs to a choice."""
+        asked = read_choice_request(event._data)
+        return _answer("choice", asked.serial, await self._read_choice(asked))
+
+    async def _read_choice(self, asked: ChoiceRequest) -> Mapping[str, Any]:
+        try:
+            choice = await read_choice(self._client, asked)
         except ApiClientError as exc:
-            message = f"{describe_error(exc)} Reload the page to try again."
-            yield show_notice(message, "error"), *kept[1:]
-            return
-        tasks = show_tasks(defaults)
-        if recalled and defaults and not run_id:
-            chosen = recalled.select(columns, str(defaults["task"]))
-            entered = {COLUMNS: chosen} if chosen else {}
-        task = str(defaults["task"]) if defaults else DEFAULT_TASK
-        entered, *mapping = self.panel.columns.fit(columns, None, task, entered)
-        yield (
-            show_notice(notice),
-            gr.Dropdown(choices=model_choices, value=model),
-            *self.files.show(files, data),
-            tasks,
-            defaults,
-            entered,
-            *self.settings.show(defaults, entered, columns.data),
-            name,
-            columns,
-            *mapping,
-            facts,
-            gr.skip(),
-        )
-        # It waits for checks of files and for other jobs that are created.
-        yield *kept[:-1], await self.show_preview(model, data, entered, defaults)
+            message = describe_error(exc)
+            if "page" in asked.changes:
+                message += " Reload the page to try again."
+            return {"notice": markup.render_notice(message, "error")}
+        notice = choice.former.notice if choice.former is not None else ""
+        shown = markup.render_notice(notice) if notice else ""
+        return {"notice": shown, **choice.to_message()}
 
-    @property
-    def opened(self) -> list[Any]:
-        """What `open` updates."""
-        return [
-            self.notice,
-            self.model,
-            *self.files.outputs,
-            self.task,
-            self.settings.defaults,
-            self.settings.entered,
-            *self.settings.outputs,
-            self.settings.name,
-            self.panel.columns.found,
-            *self.panel.columns.outputs,
-            self.facts,
-            self.preview,
-        ]
+    async def show_data(self, event: gr.EventData) -> Any:
+        """Return what a tab with data shows."""
+        asked = read_data_request(event._data)
+        return _answer(asked.tab, asked.serial, await read_tab(self._client, asked))
 
-    async def choose_settings(
-        self, model: str | None, data: str | None, defaults: Mapping[str, Any] | None
-    ) -> tuple[Any, ...]:
-        """Show the tasks that a model can learn, and its default settings for the data.
+    async def check_settings(self, event: gr.EventData) -> Any:
+        """Return whether the job can start, and what it will take."""
+        asked = read_fields_request(event._data)
+        return _answer("check", asked.serial, await check_job(self._client, asked))
 
-        They stay if they are for this model and task already, or if the data cannot be read.
-        """
-        choice = token_hex(4)
+    async def perform_action(self, event: gr.EventData) -> Any:
+        """Do what a visitor wants, and return the message that ends the wait for it."""
+        asked = read_action_request(event._data)
+        if asked is None:
+            return gr.skip()
+        end: Mapping[str, Any] = {"is_done": False}
         try:
-            found = await self._read_defaults(model, data)
+            end = await self._perform(asked)
+        except ForeignFileError as exc:
+            _logger.warning("An upload was refused: %s", exc)
+            gr.Warning("This file was not uploaded to this page.")
         except ApiClientError as exc:
-            notice = show_notice(describe_error(exc), "error")
-            if defaults and defaults["model"] == model:
-                return notice, gr.skip(), gr.skip(), choice
-            return notice, show_tasks(None), None, choice
-        if defaults and found and _name_defaults(defaults) == _name_defaults(found):
-            return show_notice(""), gr.skip(), gr.skip(), choice
-        return show_notice(""), show_tasks(found), found, choice
-
-    async def choose_task(self, model: str | None, task: str | None) -> tuple[Any, ...]:
-        """Show the default settings of a task."""
-        if not model:
-            return (gr.skip(),) * 3
-        try:
-            found = await self._client.jobs.get_defaults(model, task)
-            return show_notice(""), found.model_dump(by_alias=True), token_hex(4)
-        except ApiClientError as exc:
-            return show_notice(describe_error(exc), "error"), None, token_hex(4)
-
-    async def _read_defaults(
-        self,
-        model: str | None,
-        data: str | None,
-        known: Mapping[str, Any] | None = None,
-        chosen_task: str | None = None,
-    ) -> Mapping[str, Any] | None:
-        """Return the default settings of a model as plain data, which Gradio can compare.
-
-        They are for the task that the rows of a file are for, else for `chosen_task`, if the model
-        can learn it; `known` ones are returned as they are.
-        """
-        if known or not model:
-            return known
-        found, task = await asyncio.gather(
-            self._client.jobs.get_defaults(model), self._find_task(data)
-        )
-        task = task or chosen_task
-        if task in found.tasks and task != found.task:
-            found = await self._client.jobs.get_defaults(model, task)
-        return found.model_dump(by_alias=True)
-
-    async def _find_task(self, data: str | None) -> str | None:
-        """Return the task that the rows of a file are for; None if its check does not say."""
-        if not data:
-            return None
-        file = await self._client.files.get(data)
-        return file.check.task if file.check else None
-
-    async def show_model(self, model: str | None) -> str:
-        """Describe the chosen model."""
-        return await show_model_facts(self._client, model)
-
-    async def wait_for_check(self, data: str | None) -> None:
-        """Wait for the check of an upload, but not for that of a large file."""
-        deadline = time.monotonic() + CHECK_PATIENCE_S
-        try:
-            while data and (await self._client.files.get(data)).status == "uploaded":
-                if time.monotonic() >= deadline:
-                    break
-                await asyncio.sleep(CHECK_INTERVAL_S)
-        except ApiClientError as exc:
-            _logger.warning("The check of %s cannot be read: %s", data, exc)
-
-    async def show_preview(
-        self,
-        model: str | None,
-        data: str | None,
-        entered: Entered,
-        defaults: Mapping[str, Any] | None,
-    ) -> str:
-        """Render the chosen file as the chosen model's tokens, or the error that prevents it."""
-        if not model or not data:
-            return markup.render_notice("Choose a model and data to see the first rows here.")
-        try:
-            settings = collect_row_settings(defaults, entered) if defaults else {}
+            gr.Warning(escape(describe_error(exc)))
         except ValueError as exc:
-            return markup.render_notice(str(exc), "error")
-        try:
-            preview = await self._client.files.preview(data, model, training=settings or None)
-            return render_preview(preview)
-        except ApiClientError as exc:
-            return markup.render_notice(describe_error(exc), "error")
+            gr.Warning(escape(str(exc)))
+        return _answer("end", asked.serial, end)
 
-    async def start(self, model: str, data: str, suffix: str, training: Mapping[str, Any]) -> str:
-        """Create a job and return its id."""
-        return (await self._client.jobs.create(_request_job(model, data, suffix, training))).id
-
-    async def estimate(
-        self, model: str, data: str, suffix: str, training: Mapping[str, Any]
-    ) -> Estimate:
-        """Return what a job will take."""
-        return await self._client.jobs.estimate(_request_job(model, data, suffix, training))
-
-    async def name_file(self, data: str) -> str:
-        """Return the name of a file."""
-        return (await self._client.files.get(data)).filename
-
-
-def _request_job(model: str, data: str, suffix: str, training: Mapping[str, Any]) -> JobRequest:
-    return {
-        "model": model,
-        "training_file": data,
-        "suffix": suffix.strip() or None,
-        "training": training,
-    }
+    async def _perform(self, asked: ActionRequest) -> Mapping[str, Any]:
+        """Perform an action; raises `ApiClientError`, `ForeignFileError` and `ValueError`."""
+        client = self._client
+        match asked.action:
+            case "start":
+                return await start_job(client, asked)
+            case "add":
+                return {"is_done": True, "data": await add_file(client, self._uploads, asked.path)}
+            case "delete":
+                await client.files.delete(asked.data)
+                return {"is_done": True, "data": asked.data}
+            case "write":
+                return {"is_done": True, "text": await write_settings(client, asked)}
+            case "fill_in":
+                return await fill_in_settings(client, asked)
+            case "save":
+                return {"is_done": True, **await download_findings(client, asked, asked.findings)}
 
 
-def _name_defaults(defaults: Mapping[str, Any]) -> tuple[str, str]:
-    return defaults["model"], defaults["task"]
+def _answer(kind: str, serial: int, message: Mapping[str, Any]) -> Any:
+    """Return an answer as the property of the component that the script watches."""
+    properties: dict[str, Any] = {kind: {"serial": serial, **message}}
+    return gr.HTML(**properties)
 
 
-def show_tasks(defaults: Mapping[str, Any] | None) -> Any:
-    """Show the tasks that a model can learn, and choose the one that its settings are for."""
-    tasks = list(defaults["tasks"]) if defaults else []
-    return gr.Dropdown(
-        choices=[(TASK_NAMES.get(name, name), name) for name in tasks],
-        value=defaults["task"] if defaults else None,
-        interactive=len(tasks) > 1,
-    )
-
-
-def build_fine_tune_page(client: ApiClient, uploads: UploadFolder) -> None:
+def build_fine_tune_page(client: ApiClient, uploads: UploadFolder, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
-    gr.HTML(
-        f'<div class="ts-intro"><p>{INTRODUCTION}</p>'
-        f'<p class="ts-muted">{DEMONSTRATION_NOTE}</p></div>'
+    page = _FineTuneHandlers(client, uploads)
+    answers: dict[str, Any] = dict.fromkeys(ANSWERS)
+    frame = gr.HTML(
+        first_views.mark("", page.read_first),
+        html_template=FRAME,
+        js_on_load="""window.tuneserveFineTune.start(element, props, watch, {
+  choice: (asked) => trigger("choose", asked), data: (asked) => trigger("show", asked),
+  check: (asked) => trigger("check", asked), end: (asked) => trigger("act", asked) });""",
+        head="".join(link_script(f"{name}.js") for name in SCRIPTS),
+        apply_default_css=False,
+        elem_id="fine-tune-page",
+        **answers,
     )
-    page = FineTunePage(client, uploads)
-    gr.on(
-        fn=page.open,
-        inputs=[page.files.remembered, page.panel.columns.remembered],
-        outputs=page.opened,
-        js=f"() => [{RECALL_FILE_JS}, {RECALL_COLUMNS_JS}]",
-        show_progress="minimal",
-        show_progress_on=page.preview,
-        api_visibility="private",
-    ).then(None, None, None, js=END_UPDATE_JS)
-    defaults, entered = page.settings.defaults, page.settings.entered
-    choice = page.choice
-    page.task.input(
-        page.choose_task,
-        [page.model, page.task],
-        [page.notice, defaults, choice],
-        **LATEST,
-    )
-    chosen = [
-        listen_to_choice(
-            page.choose_settings,
-            [page.model, page.data, defaults],
-            [page.notice, page.task, defaults, choice],
-            # A dropdown may send its event twice: the second call finds what the first one chose.
-            concurrency_id="choose",
-            concurrency_limit=1,
-            **LATEST,
-        )
-        for listen_to_choice in (page.model.input, _listen_to_files(page).then)
-    ]
-    chosen[0].then(page.show_model, page.model, page.facts, **LATEST)
-    fitted = page.panel.listen(
-        page.model, page.task, page.data, entered, defaults, page.show_preview, choice
-    )
-    found = page.panel.columns.found
-    shown = page.settings.show_after(fitted.then, found)
-    shown.then(None, None, None, js=RELEASE_JS, api_visibility="private")
-    page.settings.listen(page.model, page.task, page.data, page.preview, found)
-
-
-def _listen_to_files(page: FineTunePage) -> Dependency:
-    """Hold the settings when another file is chosen; return the event of the end of its check."""
-    choices = page.files.listen()
-    gr.on(choices, None, None, None, js=HOLD_JS, api_visibility="private")
-    checked: Dependency = gr.on(choices, page.wait_for_check, page.data, None, **QUIET)
-    checked.then(
-        page.files.list_all_files,
-        [page.data, page.files.shows_all],
-        page.files.outputs,
-        **LATEST,
-    )
-    return checked
+    for listen, function in (
+        (frame.choose, page.choose_job),
+        (frame.show, page.show_data),
+        (frame.check, page.check_settings),
+        (frame.act, page.perform_action),
+    ):
+        # The script waits for each answer; Gradio's other modes would drop what an event carries.
+        listen(function, None, frame, trigger_mode="multiple", **QUIET)

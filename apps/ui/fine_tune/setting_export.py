@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import gradio as gr
-
 from apps.ui.fine_tune.setting_fields import flatten, flatten_schemas
 from apps.ui.fine_tune.setting_texts import (
     PlannedJob,
@@ -16,43 +14,6 @@ from apps.ui.fine_tune.setting_texts import (
 )
 
 FORMS = (("YAML", "yaml"), ("curl", "curl"), ("Python", "python"), ("Terminal", "command"))
-
-
-class SettingExport:
-    """The part of the page that exports and imports settings."""
-
-    def __init__(self) -> None:
-        with gr.Accordion(
-            "Copy, export and import", open=False, elem_id="settings-export"
-        ) as self.place:
-            self.form = gr.Radio(
-                FORMS,
-                value="yaml",
-                label="These settings as",
-                elem_id="export-form",
-                interactive=True,
-            )
-            self.text = gr.Textbox(
-                label="Text to copy",
-                lines=6,
-                max_lines=24,
-                interactive=False,
-                buttons=["copy"],
-                elem_id="export-text",
-            )
-            self.spec = gr.Textbox(
-                label="Settings from YAML or JSON",
-                info="Settings that it does not name get their defaults. The model and the data "
-                "stay as they are chosen above.",
-                placeholder="epochs: 3\nlearning_rate: 0.0001",
-                lines=4,
-                elem_id="import-text",
-                interactive=True,
-            )
-            self.note = gr.HTML("", visible=False, elem_id="import-note")
-            self.button = gr.Button("Fill in these settings", size="sm", elem_id="import-button")
-            self.origin = gr.Textbox(visible="hidden", elem_id="page-origin")
-            self.refresh = gr.Button("Refresh", visible="hidden", elem_id="refresh-export")
 
 
 def write_text(form: str, job: PlannedJob, defaults: Mapping[str, Any], origin: str) -> str:

@@ -72,11 +72,6 @@ def write_value(value: Any) -> str | None:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def is_entered(default: Any, value: Any) -> bool:
-    """Whether a field contains something else than the default of its setting."""
-    return value != default and (None if value == "" else value) != write_value(default)
-
-
 def select_entered(
     entered: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:

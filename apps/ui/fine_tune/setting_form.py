@@ -12,13 +12,11 @@ from html import escape
 from typing import Any
 
 from apps.ui import markup
-from apps.ui.fine_tune.data.column_mapping import COLUMNS
 from apps.ui.fine_tune.setting_fields import (
     collect_changes,
     find_elem_id,
     flatten,
     flatten_schemas,
-    is_entered,
     label_setting,
     list_kinds,
     select_entered,
@@ -57,18 +55,15 @@ GROUP_NAMES = {
 _SHORT_KINDS = {"integer", "number", "string", "null"}
 
 
-@dataclass(frozen=True, eq=False)  # Gradio hashes what a `gr.State` has
+@dataclass(frozen=True)
 class SettingForm:
     """The fields for a model and a task, as the API describes them, with the values of a preset.
 
-    `defaults` is what the API returns for the model and the task, as plain data. `data` is the id
-    of the file whose columns are known, and `token` tells this form from others that were shown.
+    `defaults` is what the API returns for the model and the task, as plain data.
     """
 
     defaults: Mapping[str, Any]
     preset: str = NO_PRESET
-    data: str | None = None
-    token: str = ""
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
@@ -103,36 +98,9 @@ class SettingForm:
         """What fields show at first, by flat name."""
         return {**self.values, **flatten(self.presets[self.chosen])}
 
-    @property
-    def name(self) -> str:
-        """What the browser returns with the fields, which tells forms apart."""
-        return json.dumps([self.defaults["model"], self.defaults["task"], self.token])
-
-    def is_for(self, model: str, task: str | None, data: str) -> bool:
-        """Whether these are the settings of a model and a task, and fit the columns of a file."""
-        own = (self.defaults["model"], self.defaults["task"], self.data)
-        return own == (model, task, data)
-
-    def read(self, sent: str) -> Mapping[str, Any] | None:
-        """Return what the fields contain, as the browser sent it; None if it is another form."""
-        try:
-            content = json.loads(sent)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(content, dict) or content.get("form") != self.name:
-            return None
-        fields = content.get("fields")
-        if not isinstance(fields, dict) or fields.keys() != self.schemas.keys():
-            return None
-        return fields
-
-    def keep(self, entered: Entered, fields: Mapping[str, Any]) -> Entered:
-        """Return what is entered now, with what was entered for other tasks."""
-        others = {key: value for key, value in entered.items() if key not in self.schemas}
-        changed = {
-            key: value for key, value in fields.items() if is_entered(self.shown[key], value)
-        }
-        return {**others, **changed}
+    def has_fields(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether these are the fields of this form."""
+        return fields.keys() == self.schemas.keys()
 
     def plan(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the changed settings as a job has them; raises `FieldError`."""
@@ -149,7 +117,7 @@ class SettingForm:
         )
         main = self._render_fields((key for key in MAIN_SETTINGS if key in self.schemas), contents)
         return (
-            f'<div data-form="{escape(self.name)}">{_TOOLBAR}{main}'
+            f"<div data-form>{_TOOLBAR}{main}"
             '<details id="more-settings" class="ts-more">'
             f'<summary id="more-settings-title">More settings</summary>{groups}</details></div>'
         )
@@ -170,39 +138,10 @@ class SettingForm:
 
     def _render_fields(self, keys: Iterable[str], contents: Mapping[str, Any]) -> str:
         fields = (
-            render_field(key, self.schemas[key], self.values[key], contents[key]) for key in keys
+            render_field(key, self.schemas[key], self.values[key], self.shown[key], contents[key])
+            for key in keys
         )
         return f'<div class="ts-fields">{"".join(fields)}</div>'
-
-
-def merge_fields(sent: str, form: SettingForm | None, columns: Any, entered: Entered) -> Entered:
-    """Return what is entered, with what the fields contain.
-
-    `columns` are those in the form. If others were chosen in the menus since, these stay.
-    """
-    fields = form.read(sent) if form else None
-    if form is None or fields is None:
-        return entered
-    kept = form.keep(entered, fields)
-    if columns == entered.get(COLUMNS):
-        return kept
-    chosen = {COLUMNS: entered[COLUMNS]} if COLUMNS in entered else {}
-    return {**{key: value for key, value in kept.items() if key != COLUMNS}, **chosen}
-
-
-def read_current(
-    sent: str,
-    form: SettingForm,
-    columns: Any,
-    entered: Entered,
-    choice: tuple[str, str | None, str],
-) -> Mapping[str, Any] | None:
-    """Return what the fields contain; None unless they are those of a model, a task and data.
-
-    `columns` are those in the form, which must be those that were chosen.
-    """
-    is_current = form.is_for(*choice) and columns == entered.get(COLUMNS)
-    return form.read(sent) if is_current else None
 
 
 _TOOLBAR = (
@@ -215,10 +154,11 @@ _TOOLBAR = (
 )
 
 
-def render_field(key: str, schema: Mapping[str, Any], default: Any, value: Any) -> str:
+def render_field(key: str, schema: Mapping[str, Any], default: Any, shown: Any, value: Any) -> str:
     """Render the field of a setting from its JSON schema; the API checks the ranges.
 
-    It carries its default as the script reads it from a field: a check box, a number, or text.
+    It carries its default, and what it shows before something is entered, as the script reads them
+    from a field: a check box, a number, or text.
     """
     elem_id = find_elem_id(key)
     label = escape(label_setting(key))
@@ -227,8 +167,6 @@ def render_field(key: str, schema: Mapping[str, Any], default: Any, value: Any) 
     attributes = f'id="{elem_id}-input"'
     if note:
         attributes += f' aria-describedby="{elem_id}-note"'
-    is_plain = "enum" in schema or schema.get("type") in ("boolean", "integer", "number")
-    compared = default if is_plain else write_value(default) or ""
     if schema.get("type") == "boolean":
         checked = " checked" if value else ""
         content = f'<label><input type="checkbox" {attributes}{checked}> {label}</label>{note}'
@@ -238,8 +176,15 @@ def render_field(key: str, schema: Mapping[str, Any], default: Any, value: Any) 
     rows = " data-rows" if key in ROW_SETTINGS else ""
     return (
         f'<div class="ts-setting" id="{elem_id}" data-key="{escape(key)}"{rows} '
-        f'data-default="{escape(json.dumps(compared))}">{content}</div>'
+        f'data-default="{_write_content(schema, default)}" '
+        f'data-shown="{_write_content(schema, shown)}">{content}</div>'
     )
+
+
+def _write_content(schema: Mapping[str, Any], value: Any) -> str:
+    """Return what the script reads from the field of a value, as JSON in an attribute."""
+    is_plain = "enum" in schema or schema.get("type") in ("boolean", "integer", "number")
+    return escape(json.dumps(value if is_plain else write_value(value) or ""))
 
 
 def _render_input(schema: Mapping[str, Any], default: Any, value: Any, attributes: str) -> str:

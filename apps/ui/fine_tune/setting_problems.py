@@ -1,6 +1,5 @@
 """Why a job cannot start: each problem at its field, in the words of the fields' labels."""
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,16 +27,14 @@ class Verdict:
     """Whether a job can start; `problems` has the messages of fields by their names.
 
     `reason` is why it cannot, if no field is at fault; empty if there is no reason. What
-    `is_temporary` does not keep a visitor from trying again. A verdict that `is_early` is of fields
-    that are about to change: the page checks again by itself.
+    `is_temporary` does not keep a visitor from trying again.
     """
 
     problems: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     is_temporary: bool = False
-    is_early: bool = False
 
-    def to_json(self) -> str:
+    def to_message(self) -> dict[str, object]:
         """Return what the script of the page shows: the ids of fields, and a reason."""
         first = next(iter(self.problems.values()), "")
         reason = self.reason or first
@@ -46,14 +43,7 @@ class Verdict:
         problems = [
             {"id": find_elem_id(key), "message": message} for key, message in self.problems.items()
         ]
-        return json.dumps(
-            {
-                "problems": problems,
-                "reason": reason,
-                "isTemporary": self.is_temporary,
-                "isEarly": self.is_early,
-            }
-        )
+        return {"problems": problems, "reason": reason, "is_temporary": self.is_temporary}
 
 
 def explain(exc: FieldError | ApiClientError, keys: Collection[str]) -> Verdict:

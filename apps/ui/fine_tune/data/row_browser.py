@@ -1,16 +1,10 @@
 """The rows of a file as text: page by page, with a search."""
 
-from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
-
-import gradio as gr
 
 from apps.client.client import ApiClient
-from apps.client.errors import ApiClientError
 from apps.client.row_resources import FileRow, FileRowPage, RowValue
 from apps.ui import markup
-from apps.ui.error_messages import describe_error
 from apps.ui.fine_tune.data.preview import name_row
 
 PAGE_ROWS = 20
@@ -21,91 +15,18 @@ MAX_SEARCHES = 4
 whether to continue."""
 
 
-@dataclass(frozen=True)
-class RowView:
-    """What is shown: the places where this page and those before begin, and the next one."""
+async def read_rows(client: ApiClient, data: str, after: str, search: str) -> FileRowPage:
+    """Read a page of a file; a search of a large file continues until something is found.
 
-    data: str | None = None
-    search: str = ""
-    starts: tuple[str | None, ...] = (None,)
-    next_start: str | None = None
-
-    def advance(self) -> "RowView":
-        """Return the view of the next page, if there is one."""
-        if self.next_start is None:
-            return self
-        return replace(self, starts=(*self.starts, self.next_start), next_start=None)
-
-    def step_back(self) -> "RowView":
-        """Return the view of the page before, if there is one."""
-        return replace(self, starts=self.starts[:-1]) if len(self.starts) > 1 else self
-
-
-class RowBrowser:
-    """The components and event handlers of the rows."""
-
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-        self.view: gr.State = gr.State(RowView())
-        with gr.Row(equal_height=True, elem_id="row-search-bar"):
-            self.search = gr.Textbox(
-                label="Search the rows",
-                placeholder="Text in any part of a row",
-                max_length=200,
-                elem_id="row-search",
-                scale=4,
-            )
-            self.find = gr.Button("Search", elem_id="row-find", scale=1, min_width=90)
-        self.rows = gr.HTML(elem_id="file-rows", min_height=80)
-        with gr.Row(elem_id="row-pages"):
-            self.previous = gr.Button("← Previous", elem_id="rows-previous", size="sm")
-            self.next = gr.Button("Next →", elem_id="rows-next", size="sm")
-
-    @property
-    def outputs(self) -> list[Any]:
-        """What every handler updates."""
-        return [self.view, self.rows, self.previous, self.next]
-
-    async def search_rows(self, data: str | None, search: str) -> tuple[Any, ...]:
-        """Show the first rows of a file, or the first ones that contain a text."""
-        return await self.show(RowView(data, (search or "").strip()))
-
-    async def show_next_rows(self, view: RowView) -> tuple[Any, ...]:
-        """Show the next page."""
-        return await self.show(view.advance())
-
-    async def show_previous_rows(self, view: RowView) -> tuple[Any, ...]:
-        """Show the page before."""
-        return await self.show(view.step_back())
-
-    async def show(self, view: RowView) -> tuple[Any, ...]:
-        """Show the page of a view."""
-        if view.data is None:
-            text = markup.render_notice("Choose data to see its rows here.")
-            return view, text, *_show_buttons(view)
-        try:
-            page = await self._read(view.data, view.starts[-1], view.search)
-        except ApiClientError as exc:
-            view = replace(view, next_start=None)
-            return view, markup.render_notice(describe_error(exc), "error"), *_show_buttons(view)
-        view = replace(view, next_start=page.next_after if page.has_more else None)
-        return view, render_rows(page, view.search), *_show_buttons(view)
-
-    async def _read(self, data: str, after: str | None, search: str) -> FileRowPage:
-        """Read a page; a search of a large file continues until something is found."""
-        for _ in range(MAX_SEARCHES):
-            page = await self._client.rows.read_page(data, after, search, PAGE_ROWS)
-            if page.data or not page.has_more:
-                break
-            after = page.next_after
-        return page
-
-
-def _show_buttons(view: RowView) -> tuple[Any, Any]:
-    return (
-        gr.Button(interactive=len(view.starts) > 1),
-        gr.Button(interactive=view.next_start is not None),
-    )
+    `after` is the id of the row before it; empty for the first page. Raises `ApiClientError`.
+    """
+    start = after or None
+    for _ in range(MAX_SEARCHES):
+        page = await client.rows.read_page(data, start, search, PAGE_ROWS)
+        if page.data or not page.has_more:
+            break
+        start = page.next_after
+    return page
 
 
 def render_rows(page: FileRowPage, search: str = "") -> str:

@@ -36,6 +36,7 @@ class Fields(HTMLParser):
         self.values: dict[str, Any] = {}
         self.kinds: dict[str, str] = {}
         self.defaults: dict[str, Any] = {}
+        self.shown: dict[str, Any] = {}
         self.attributes: dict[str, dict[str, str | None]] = {}
         self._key = ""
         self._is_text = False
@@ -47,6 +48,7 @@ class Fields(HTMLParser):
         if "data-key" in given:
             self._key = str(given["data-key"])
             self.defaults[self._key] = json.loads(str(given["data-default"]))
+            self.shown[self._key] = json.loads(str(given["data-shown"]))
         if not self._key:
             return
         if tag in ("input", "select", "textarea"):
@@ -75,18 +77,13 @@ class Fields(HTMLParser):
             self.values[self._key] += data.removeprefix("\n")
 
 
-def send(form: SettingForm, fields: dict[str, Any]) -> str:
-    return json.dumps({"form": form.name, "fields": fields})
-
-
 def test_unchanged_fields_are_no_changes() -> None:
     """For every type of value, the page reads back the same value that it shows."""
     fields = Fields(FORM.render({}))
     assert fields.values.keys() == FORM.schemas.keys()
-    assert FORM.read(send(FORM, fields.values)) == fields.values
+    assert FORM.has_fields(fields.values)
     assert FORM.plan(fields.values) == {}
-    assert FORM.keep({}, fields.values) == {}
-    assert fields.values == fields.defaults
+    assert fields.values == fields.defaults == fields.shown
     changed = {**fields.values, "columns": '{"prompt": "q"}', "adam_betas": "[0.9, 0.99]"}
     assert FORM.plan(changed) == {"columns": {"prompt": "q"}, "adam_betas": [0.9, 0.99]}
 
@@ -107,9 +104,7 @@ def test_entered_values_are_shown_and_kept() -> None:
     shown = {**own, "columns": json.dumps(entered["columns"])}
     assert {key: values[key] for key in own} == shown
     assert "<b>" not in html.replace("Changed only <b ", "")
-    assert FORM.keep(entered, values) == {**entered, **shown}
-    assert FORM.keep({"epochs": 7}, {**values, "epochs": 3})["strategy"] == "ddp"
-    assert "epochs" not in FORM.keep({"epochs": 7}, {**values, "epochs": 3})
+    assert Fields(html).shown == Fields(FORM.render({})).values
 
 
 def test_fields_of_preset_are_changes() -> None:
@@ -117,7 +112,7 @@ def test_fields_of_preset_are_changes() -> None:
     fields = Fields(form.render({}))
     assert (fields.values["epochs"], fields.defaults["epochs"]) == (1, 3)
     assert form.plan(fields.values) == {"epochs": 1}
-    assert form.keep({}, fields.values) == {}
+    assert fields.shown == fields.values
     assert ">Fast &amp; small<" in form.render_preset()
     assert FORM.render_preset() == ""
 
@@ -128,17 +123,10 @@ def test_unknown_preset_shows_defaults() -> None:
     assert form.shown == form.values
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        *("", "{", "5", "[]", "[" * 100_000, '{"form": 3}'),
-        send(SettingForm(DEFAULTS, token="other"), Fields(FORM.render({})).values),
-        send(FORM, {"epochs": 3}),
-        json.dumps({"form": FORM.name, "fields": list(FORM.schemas)}),
-    ],
-)
-def test_fields_of_another_form_are_not_read(sent: str) -> None:
-    assert FORM.read(sent) is None
+def test_fields_of_another_form_are_not_those_of_this_one() -> None:
+    values = Fields(FORM.render({})).values
+    assert not FORM.has_fields({"epochs": 3})
+    assert not FORM.has_fields({**values, "another": 1})
 
 
 def test_field_without_a_value_names_its_setting() -> None:

@@ -1,7 +1,5 @@
 """Refusals of the API are shown at the fields that are at fault, in the words of their labels."""
 
-import json
-
 import pytest
 
 from apps.client.errors import ApiTimeoutError, RequestRefusedError
@@ -110,11 +108,10 @@ def test_refusal_without_field_is_a_reason() -> None:
 
 
 def test_verdict_names_elements_of_fields() -> None:
-    found = json.loads(explain(FieldError("task_settings.beta", "Beta is empty"), ()).to_json())
+    found = explain(FieldError("task_settings.beta", "Beta is empty"), ()).to_message()
     problem = {"id": "setting-beta", "message": "Beta is empty"}
-    flags = {"isTemporary": False, "isEarly": False}
-    assert found == {"problems": [problem], "reason": "Beta is empty", **flags}
-    assert json.loads(Verdict().to_json())["reason"] == ""
-    named = json.loads(Verdict({"suffix": "x" * 500}).to_json())
-    assert named["problems"][0]["id"] == "run-name"
-    assert len(named["reason"]) < 200
+    assert found == {"problems": [problem], "reason": "Beta is empty", "is_temporary": False}
+    assert Verdict().to_message()["reason"] == ""
+    named = Verdict({"suffix": "x" * 500}).to_message()
+    assert named["problems"] == [{"id": "run-name", "message": "x" * 500}]
+    assert len(str(named["reason"])) < 200

@@ -1,21 +1,22 @@
-"""The menu of files: which are offered, how they are distinguished, and their deletion."""
+"""The menu of files: which are offered, how they are distinguished, and uploads."""
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import pytest
 
-from apps.client.client import ApiClient
 from apps.client.resources import File, FileCheck
+from apps.ui.fine_tune.data import file_menu
 from apps.ui.fine_tune.data.file_menu import (
     HANDBOOK_FILE_ID,
-    FileMenu,
+    add_file,
     choose_file,
+    count_unusable,
     list_file_choices,
+    list_files,
+    wait_for_check,
 )
-from apps.ui.protection.uploads import UploadFolder
+from apps.ui.protection.uploads import ForeignFileError, UploadFolder
 from tests.apps.stub_api import StubApi, ask
 
 NOW = 1_700_000_600.0
@@ -31,21 +32,6 @@ def make_file(file_id: str, **changes: Any) -> File:
         "check": FileCheck(num_rows=1200),
     }
     return File(**{**values, **changes})
-
-
-@pytest.fixture
-def call(api: StubApi, tmp_path: Path) -> Callable[[Callable[[FileMenu], Awaitable[Any]]], Any]:
-    """Call an event handler of a new menu."""
-
-    def call_handler(use: Callable[[FileMenu], Awaitable[Any]]) -> Any:
-        async def run(client: ApiClient) -> Any:
-            with gr.Blocks(analytics_enabled=False):
-                menu = FileMenu(client, UploadFolder(tmp_path))
-            return await use(menu)
-
-        return ask(api, run)
-
-    return call_handler
 
 
 def test_entry_has_name_size_rows_and_age() -> None:
@@ -87,28 +73,41 @@ def test_handbook_is_first_and_chosen_by_default() -> None:
     assert choose_file([], "file-gone") is None
 
 
-def test_outputs_of_jobs_are_not_listed(call: Any, api: StubApi) -> None:
+def test_unusable_files_are_counted() -> None:
+    broken = make_file("file-b", status="error", error_code="invalid_rows", check=None)
+    other = make_file("file-c", status="error", error_code="unknown_columns", check=None)
+    assert count_unusable([make_file("file-a"), broken, other]) == 1
+
+
+def test_outputs_of_jobs_are_not_listed(api: StubApi) -> None:
     api.files.append({**api.files[0], "id": "file-m", "purpose": "fine-tune-results"})
-    assert [file.id for file in call(lambda menu: menu.list_files())] == ["file-handbook"]
+    assert [file.id for file in ask(api, list_files)] == ["file-handbook"]
 
 
-def test_deleted_file_is_gone_and_another_one_is_chosen(call: Any, api: StubApi) -> None:
-    api.files.append({**api.files[0], "id": "file-b", "filename": "b.csv"})
-    question, text = call(lambda menu: menu.ask_to_delete("file-b"))
-    assert question.visible
-    assert "Delete b.csv (10 bytes)?" in text
-    question, menu, _, changed = call(lambda menu: menu.delete_file("file-b", False))
-    assert (question.visible, menu.value) == (False, "file-handbook")
-    assert changed == "after file-b"
-    assert [file["id"] for file in api.files] == ["file-handbook"]
+def test_upload_becomes_a_file_and_is_removed(api: StubApi, tmp_path: Path) -> None:
+    uploads = UploadFolder(tmp_path)
+    path = uploads.path / "rows.jsonl"
+    path.write_text('{"text": "a"}')
+    added = ask(api, lambda client: add_file(client, uploads, str(path)))
+    assert api.files[0]["id"] == added or api.files[-1]["id"] == added
+    assert not path.exists()
 
 
-def test_file_in_use_stays(call: Any, api: StubApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr(gr, "Warning", shown.append)
-    api.rows.in_use.add("file-handbook")
-    question, *kept = call(lambda menu: menu.delete_file("file-handbook", False))
-    assert not question.visible
-    assert [type(one) for one in kept] == [type(gr.skip())] * 3
-    assert "still needs file" in shown[0]
+def test_path_that_is_no_upload_is_refused(api: StubApi, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    uploads = UploadFolder(tmp_path)
+    with pytest.raises(ForeignFileError):
+        ask(api, lambda client: add_file(client, uploads, str(secret)))
+    assert secret.exists()
     assert len(api.files) == 1
+
+
+def test_check_of_a_large_file_is_not_waited_for(
+    api: StubApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_menu, "CHECK_PATIENCE_S", 0.0)
+    api.files[0]["status"] = "uploaded"
+    ask(api, lambda client: wait_for_check(client, "file-handbook"))
+    ask(api, lambda client: wait_for_check(client, "file-gone"))
+    assert api.files[0]["status"] == "uploaded"

@@ -1,20 +1,17 @@
 """The rows of a file on the page: pages, search, long texts, and hostile values."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
-import gradio as gr
 import pytest
 
-from apps.client.client import ApiClient
 from apps.client.row_resources import FileRow, FileRowPage, RowValue
 from apps.ui.fine_tune.data.preview import name_row
 from apps.ui.fine_tune.data.row_browser import (
     PAGE_ROWS,
     SHORT_CHARACTERS,
-    RowBrowser,
-    RowView,
     mark_found,
+    read_rows,
     render_rows,
 )
 from tests.apps.stub_api import HOSTILE, StubApi, ask
@@ -23,18 +20,13 @@ HANDBOOK = "file-handbook"
 
 
 @pytest.fixture
-def call(api: StubApi) -> Callable[[Callable[[RowBrowser], Awaitable[Any]]], Any]:
+def read(api: StubApi) -> Callable[..., FileRowPage]:
     api.rows.rows[HANDBOOK] = [{"text": f"row {number}."} for number in range(1, 46)]
 
-    def call_handler(use: Callable[[RowBrowser], Awaitable[Any]]) -> Any:
-        async def run(client: ApiClient) -> Any:
-            with gr.Blocks(analytics_enabled=False):
-                browser = RowBrowser(client)
-            return await use(browser)
+    def call(after: str = "", search: str = "") -> FileRowPage:
+        return ask(api, lambda client: read_rows(client, HANDBOOK, after, search))
 
-        return ask(api, run)
-
-    return call_handler
+    return call
 
 
 def make_page(*values: RowValue, **changes: Any) -> FileRowPage:
@@ -42,49 +34,32 @@ def make_page(*values: RowValue, **changes: Any) -> FileRowPage:
     return FileRowPage(data=(row,))
 
 
-def test_pages_go_forth_and_back(call: Any) -> None:
-    view, html, previous, following = call(lambda browser: browser.search_rows(HANDBOOK, ""))
-    assert f"Rows 1 to {PAGE_ROWS}, and there are more." in html
-    assert (previous.interactive, following.interactive) == (False, True)
-    view, html, previous, following = call(lambda browser: browser.show_next_rows(view))
-    assert "Rows 21 to 40" in html
-    assert previous.interactive
-    view, html, previous, following = call(lambda browser: browser.show_next_rows(view))
-    assert "Rows 41 to 45, the last ones." in html
-    assert not following.interactive
-    assert call(lambda browser: browser.show_next_rows(view))[1] == html
-    view, html, *_ = call(lambda browser: browser.show_previous_rows(view))
-    assert "Rows 21 to 40" in html
-    view, html, *_ = call(lambda browser: browser.show_previous_rows(view))
-    assert "Rows 1 to 20" in html
-    assert call(lambda browser: browser.show_previous_rows(view))[1] == html
+def test_pages_follow_each_other(read: Any) -> None:
+    page = read()
+    assert f"Rows 1 to {PAGE_ROWS}, and there are more." in render_rows(page)
+    page = read(page.next_after)
+    assert "Rows 21 to 40" in render_rows(page)
+    page = read(page.next_after)
+    assert "Rows 41 to 45, the last ones." in render_rows(page)
+    assert not page.has_more
 
 
-def test_search_of_large_file_continues_until_something_is_found(call: Any, api: StubApi) -> None:
+def test_search_of_large_file_continues_until_something_is_found(read: Any, api: StubApi) -> None:
     api.rows.max_scanned = 10
-    _, html, *_ = call(lambda browser: browser.search_rows(HANDBOOK, " ROW 33. "))
+    html = render_rows(read(search="ROW 33."), "ROW 33.")
     assert "Row 33 that contains" in html
     assert "<mark>row 33.</mark>" in html
     assert [one["after"] for one in api.rows.asked] == ["0-0-0", "10-10-0", "20-20-0", "30-30-0"]
 
 
-def test_search_without_result_can_be_continued(call: Any, api: StubApi) -> None:
+def test_search_without_result_can_be_continued(read: Any, api: StubApi) -> None:
     api.rows.max_scanned = 5
-    view, html, _, following = call(lambda browser: browser.search_rows(HANDBOOK, "row 45."))
-    assert "No row up to row 20 contains" in html
-    assert following.interactive
-    _, html, *_ = call(lambda browser: browser.show_next_rows(view))
-    assert "No row up to row 40 contains" in html
+    page = read(search="row 45.")
+    assert "No row up to row 20 contains" in render_rows(page, "row 45.")
+    assert page.has_more
+    assert "No row up to row 40 contains" in render_rows(read(page.next_after, "row 45."), "row")
     api.rows.max_scanned = 100
-    _, html, *_ = call(lambda browser: browser.search_rows(HANDBOOK, "nowhere"))
-    assert "No more rows contain “nowhere”." in html
-
-
-def test_error_is_shown(call: Any) -> None:
-    view = RowView(HANDBOOK, starts=("broken",))
-    _, html, _, following = call(lambda browser: browser.show(view))
-    assert "ts-error" in html
-    assert not following.interactive
+    assert "No more rows contain “nowhere”." in render_rows(read(search="nowhere"), "nowhere")
 
 
 def test_row_is_named_by_number_and_line() -> None:

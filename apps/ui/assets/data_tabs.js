@@ -1,0 +1,117 @@
+// The data on the page "Fine-tune" in three tabs: first rows as tokens, all rows, lengths and faults.
+"use strict";
+
+window.TuneserveDataTabs = class {
+  // `ask` requests what a tab shows by its name; `save` requests a file of rows with faults, or of equal ones.
+  constructor(root, ask, save) {
+    Object.assign(this, { root, ask, save, tab: "tokens" });
+    this.startOver();
+    root.addEventListener("click", ({ target }) => this.click(target));
+    root.querySelector("[role=tablist]").addEventListener("keydown", (event) => this.press(event));
+    this.find("#row-search-bar").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.showRows({ search: this.find("#row-search-text").value, starts: [""] });
+    });
+  }
+
+  static PLACES = { tokens: "#preview", rows: "#file-rows", statistics: "#row-statistics" };
+  static INTERVAL_MS = 2000; // while rows are read
+
+  find(selector) {
+    return this.root.querySelector(selector);
+  }
+
+  findPlace(tab) {
+    return this.find(this.constructor.PLACES[tab]);
+  }
+
+  // Of other data, the first rows are shown, and no search.
+  startOver() {
+    Object.assign(this, { search: "", starts: [""], next: null, known: new Set() });
+    this.find("#row-search-text").value = "";
+  }
+
+  describe(tab) {
+    return { tab, search: this.search, after: this.starts.at(-1) };
+  }
+
+  // Other data, or settings of rows, make outdated what the tabs show.
+  refresh() {
+    this.known.clear();
+    this.request();
+  }
+
+  request() {
+    clearTimeout(this.timer);
+    this.findPlace(this.tab).setAttribute("aria-busy", "true");
+    this.ask(this.tab);
+  }
+
+  // No message: there was no answer.
+  receive(tab, message) {
+    const place = this.findPlace(tab);
+    place.setAttribute("aria-busy", "false");
+    if (!message) return;
+    if (!message.is_running) this.known.add(tab);
+    place.innerHTML = message.html;
+    if (tab === "rows") this.showPages(message.next ?? null);
+    if (tab === "statistics") this.showStatistics(message);
+  }
+
+  showPages(next) {
+    this.next = next;
+    this.find("#rows-next").disabled = next === null;
+    this.find("#rows-previous").disabled = this.starts.length < 2;
+  }
+
+  showStatistics({ is_running, num_faults, num_duplicates }) {
+    this.find("#save-faults").hidden = !num_faults || is_running;
+    this.find("#save-duplicates").hidden = !num_duplicates || is_running;
+    if (is_running && this.tab === "statistics") this.timer = setTimeout(() => this.request(), this.constructor.INTERVAL_MS);
+  }
+
+  showRows(changes) {
+    Object.assign(this, changes);
+    this.request();
+  }
+
+  choose(tab) {
+    clearTimeout(this.timer);
+    this.tab = tab;
+    for (const button of this.root.querySelectorAll("[data-tab]")) {
+      const isChosen = button.dataset.tab === tab;
+      button.setAttribute("aria-selected", String(isChosen));
+      button.tabIndex = isChosen ? 0 : -1;
+      this.find(`#panel-${button.dataset.tab}`).hidden = !isChosen;
+    }
+    if (!this.known.has(tab)) this.request();
+  }
+
+  click(target) {
+    const button = target.closest("button");
+    if (button?.dataset.tab) this.choose(button.dataset.tab);
+    else if (button?.id === "rows-next") this.showRows({ starts: [...this.starts, this.next] });
+    else if (button?.id === "rows-previous") this.showRows({ starts: this.starts.slice(0, -1) });
+    else if (button?.id === "save-faults") this.save("faults");
+    else if (button?.id === "save-duplicates") this.save("duplicates");
+  }
+
+  press(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const buttons = [...this.root.querySelectorAll("[data-tab]")];
+    const place = buttons.findIndex((button) => button.dataset.tab === this.tab);
+    const next = buttons[(place + step + buttons.length) % buttons.length];
+    event.preventDefault();
+    this.choose(next.dataset.tab);
+    next.focus();
+  }
+
+  saveFile({ name, text }) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+};

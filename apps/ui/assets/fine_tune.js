@@ -1,0 +1,445 @@
+// The page "Fine-tune": the choice of a model, data and a task, what belongs to it, and Start. The
+// browser has what is chosen and entered; each request contains it (apps/ui/fine_tune/fine_tune_page.py).
+"use strict";
+
+window.tuneserveFineTune = (() => {
+  const COOKIE = "tuneserve-choice";
+  const MAX_COOKIE_CHARACTERS = 3500; // browsers keep 4096 bytes
+  const COOKIE_AGE_S = 31_536_000;
+  const CHECK_DELAY_MS = 400;
+  const PATIENCE_MS = 60_000;
+  const TABS = ["tokens", "rows", "statistics"];
+  const CHECKING = "Checking the settings…";
+  const NO_SETTINGS = "There are no settings for this choice: choose it again, or reload the page.";
+  const REFUSALS = {
+    403: "This key may not upload files.",
+    413: "This file is larger than the page accepts.",
+    507: "Too many uploads are queued for import; try again later.",
+  };
+
+  // Requests of one kind, one at a time. Of those that are made meanwhile the newest is sent, or each
+  // if all count. A request without an answer counts as answered after a minute.
+  class Channel {
+    constructor(receive, { allCount = false } = {}) {
+      Object.assign(this, { receive, allCount, send: null, waiting: [], serial: 0, isBusy: false });
+    }
+
+    connect(send) {
+      this.send = send;
+      this.next();
+    }
+
+    get isIdle() {
+      return !this.isBusy && !this.waiting.length;
+    }
+
+    ask(describe) {
+      this.waiting = this.allCount ? [...this.waiting, describe] : [describe];
+      this.next();
+    }
+
+    next() {
+      if (!this.send || this.isBusy || !this.waiting.length) return;
+      const asked = this.waiting.shift()();
+      this.isBusy = true;
+      this.serial += 1;
+      this.timer = setTimeout(() => this.end(null), PATIENCE_MS);
+      this.asked = asked;
+      this.send({ ...asked, serial: this.serial });
+    }
+
+    answer(message) {
+      if (this.isBusy && message?.serial === this.serial) this.end(message);
+    }
+
+    // What was answered is outdated if a newer request waits.
+    end(message) {
+      const { asked } = this;
+      clearTimeout(this.timer);
+      this.isBusy = false;
+      const isOutdated = !this.allCount && this.waiting.length > 0;
+      this.next();
+      if (!isOutdated) this.receive(message, asked);
+    }
+  }
+
+  class Page {
+    constructor(element) {
+      this.root = element.querySelector(".ts-fine-tune-page");
+      Object.assign(this, { menus: {}, fitted: "", changes: new Set(), hasChoice: false, isStarting: false });
+      this.channels = {
+        choice: new Channel((message) => this.showChoice(message)),
+        ...Object.fromEntries(TABS.map((tab) => [tab, new Channel((message) => this.data.receive(tab, message))])),
+        check: new Channel((message) => this.showCheck(message)),
+        end: new Channel((message, asked) => this.endAction(message, asked), { allCount: true }),
+      };
+      this.form = new TuneserveSettingForm(this.root, () => this.change(), () => this.data.refresh());
+      this.data = new TuneserveDataTabs(
+        this.root,
+        (tab) => this.channels[tab].ask(() => ({ ...this.describe(), ...this.data.describe(tab) })),
+        (findings) => this.act({ action: "save", findings }),
+      );
+      this.listen();
+    }
+
+    // ---- what is chosen and entered
+
+    find(selector) {
+      return this.root.querySelector(selector);
+    }
+
+    menu(name) {
+      return this.find(`[data-choice=${name}]`);
+    }
+
+    // A menu that is not filled yet has what was asked for.
+    chosen(name) {
+      return this.menu(name).value || this.menus[name] || "";
+    }
+
+    get preset() {
+      return this.find("#preset input:checked")?.value ?? "balanced";
+    }
+
+    describe() {
+      const [model, task, data] = ["model", "task", "data"].map((name) => this.chosen(name));
+      return { model, task, data, fields: this.form.collect(), name: this.find("#run-name-text").value };
+    }
+
+    describeChoice() {
+      const { model, task, data } = this.describe();
+      const { preset, fitted, run, kept } = this;
+      const columns = kept?.columns ?? Object.fromEntries(this.columnMenus.map((menu) => [menu.dataset.part, menu.value]));
+      const shows_all = this.find("#show-all-files input").checked;
+      this.form.startUpdate();
+      return {
+        model, data, preset, fitted, columns, run, shows_all, changes: [...this.changes], recalls: Boolean(kept?.columns),
+        task: kept?.task ?? task, entered: this.form.entered,
+      };
+    }
+
+    get columnMenus() {
+      return [...this.root.querySelectorAll("#column-menus select")];
+    }
+
+    // ---- the address and the cookie
+
+    readAddress() {
+      const query = new URLSearchParams(location.search);
+      let kept = {};
+      try {
+        const cookie = document.cookie.split("; ").find((one) => one.startsWith(`${COOKIE}=`)) ?? "";
+        kept = JSON.parse(decodeURIComponent(cookie.slice(COOKIE.length + 1)) || "{}");
+      } catch { /* nothing is kept */ }
+      const data = query.get("data") || kept.data || "";
+      this.kept = kept.data === data ? kept : {};
+      this.menus = { data };
+      this.run = query.get("from") ?? "";
+    }
+
+    keepChoice() {
+      const data = this.chosen("data");
+      const columns = Object.fromEntries(this.columnMenus.filter((menu) => menu.value).map((menu) => [menu.dataset.part, menu.value]));
+      const whole = { data, ...(this.hasMapping && { task: this.chosen("task"), columns }) };
+      const [long, short] = [whole, { data }].map((choice) => encodeURIComponent(JSON.stringify(choice)));
+      const path = new URL(".", document.baseURI).pathname;
+      document.cookie = `${COOKIE}=${long.length > MAX_COOKIE_CHARACTERS ? short : long}; path=${path}; max-age=${COOKIE_AGE_S}; samesite=strict`;
+    }
+
+    // ---- the choice
+
+    choose(...changes) {
+      for (const change of changes) this.changes.add(change);
+      this.root.setAttribute("aria-busy", "true");
+      this.channels.choice.ask(() => this.describeChoice());
+      this.change();
+    }
+
+    // `tokens` is what the tab shows, if it is known already.
+    showChoice(message, tokens) {
+      this.root.setAttribute("aria-busy", "false");
+      this.hasChoice = Boolean(message && "form" in message);
+      if (message) this.find("[data-part=notice]").innerHTML = message.notice;
+      if (!this.hasChoice) {
+        this.setStart(NO_SETTINGS);
+        return;
+      }
+      const isOther = message.data !== this.fitted || ["page", "model", "data"].some((one) => this.changes.has(one));
+      this.changes.clear();
+      this.showMenus(message);
+      for (const name of ["facts", "preset_note"])
+        if (name in message) this.find(`[data-part=${name}]`).innerHTML = message[name];
+      if (message.name !== undefined) this.find("#run-name-text").value = message.name;
+      this.showPresets(message);
+      this.showColumns(message.columns, isOther);
+      this.form.show(message.form, message.entered);
+      this.fitted = message.data ?? "";
+      Object.assign(this, { kept: null, run: "", menus: {} });
+      if (isOther) this.data.startOver();
+      if (tokens) this.data.receive("tokens", tokens);
+      else this.data.refresh();
+      this.change();
+    }
+
+    showMenus(message) {
+      for (const [name, entries] of [["model", message.models], ["data", message.files], ["task", message.tasks]])
+        if (entries) this.menu(name).replaceChildren(...entries.map(([label, value]) => new Option(label, value)));
+      for (const name of ["model", "data", "task"]) this.menu(name).value = message[name] ?? "";
+      this.menu("task").disabled = message.tasks.length < 2;
+      this.find("#delete-file").disabled = !message.data;
+      if (!message.files) return;
+      const all = this.find("#show-all-files");
+      all.hidden = !message.num_unusable;
+      all.querySelector("span").textContent = `Also list files that cannot be used (${message.num_unusable})`;
+    }
+
+    showPresets({ presets, preset }) {
+      const place = this.find("#preset");
+      const focused = place.contains(document.activeElement);
+      place.hidden = presets.length < 2;
+      place.querySelector("div").replaceChildren(...presets.map(([label, value]) => {
+        const choice = document.createElement("label");
+        choice.append(Object.assign(document.createElement("input"), { type: "radio", name: "preset", value, checked: value === preset }), ` ${label}`);
+        return choice;
+      }));
+      if (focused) place.querySelector("input:checked")?.focus({ preventScroll: true });
+    }
+
+    showColumns({ menus, columns, note, is_open }, isOther) {
+      const place = this.find("#column-mapping");
+      const focused = place.contains(document.activeElement) ? document.activeElement.dataset.part : "";
+      place.hidden = !menus.length;
+      if (isOther || is_open) place.open = is_open;
+      this.hasMapping = menus.some(({ value }) => value);
+      Object.assign(this.find("#column-note"), { textContent: note, className: note ? "ts-notice ts-info" : "" });
+      this.find("#column-menus").replaceChildren(...menus.map(({ part, label, value }, place) => {
+        const menu = document.createElement("select");
+        Object.assign(menu, { id: `column-${place}-menu`, className: "ts-names" });
+        menu.dataset.part = part;
+        menu.append(new Option("by its name", ""), ...columns.map((name) => new Option(name, name)));
+        menu.value = value;
+        const field = Object.assign(document.createElement("div"), { id: `column-${place}`, className: "ts-field" });
+        field.append(Object.assign(document.createElement("label"), { htmlFor: menu.id, textContent: label }), menu);
+        return field;
+      }));
+      if (focused) this.find(`#column-menus [data-part=${focused}]`)?.focus({ preventScroll: true });
+    }
+
+    // ---- the check, and Start
+
+    change() {
+      this.isChecked = false;
+      this.setStart(CHECKING);
+      clearTimeout(this.delay);
+      if (!this.channels.choice.isIdle) return; // its answer is a change too
+      if (!this.hasChoice) this.setStart(NO_SETTINGS);
+      else this.delay = setTimeout(() => this.channels.check.ask(() => this.describe()), CHECK_DELAY_MS);
+    }
+
+    // Without an answer, Start itself is the check.
+    showCheck(message) {
+      if (!this.hasChoice || !this.channels.choice.isIdle) return;
+      this.isChecked = true;
+      this.showVerdict(message ?? { problems: [], reason: "" });
+      if (message) this.find("#estimate").innerHTML = message.estimate;
+      if (this.find("#settings-export").open) this.write();
+    }
+
+    showVerdict({ problems, reason, is_temporary }) {
+      this.form.showProblems(problems);
+      this.setStart(reason, problems[0]?.id, is_temporary);
+    }
+
+    setStart(reason, field = "", isAllowed = false) {
+      const shown = this.find("#start-reason");
+      const isPending = reason === CHECKING;
+      this.find("#start-button").disabled = this.isStarting || (Boolean(reason) && !isAllowed);
+      Object.assign(shown, { textContent: reason, hidden: !reason });
+      shown.dataset.field = field;
+      shown.classList.toggle("ts-pending", isPending);
+      this.find("#estimate").classList.toggle("ts-outdated", isPending);
+    }
+
+    start() {
+      this.isStarting = true;
+      const button = this.find("#start-button");
+      Object.assign(button, { disabled: true, textContent: "Starting…" });
+      this.act({ action: "start" });
+    }
+
+    endStart(end) {
+      if (end?.is_done) {
+        this.keepChoice();
+        location.href = `./runs?run=${encodeURIComponent(end.run)}`;
+        return;
+      }
+      this.isStarting = false;
+      Object.assign(this.find("#start-button"), { disabled: false, textContent: "Start" });
+      if (end?.verdict) this.showVerdict(end.verdict);
+    }
+
+    // ---- actions
+
+    act(action) {
+      this.channels.end.ask(() => ({ ...this.describe(), ...action }));
+    }
+
+    endAction(end, { action, data }) {
+      if (action === "start") this.endStart(end);
+      else if (action === "add") this.endUpload(end);
+      else if (action === "fill_in") this.endFillIn(end);
+      else if (!end?.is_done) return;
+      else if (action === "delete") this.endDelete(data);
+      else if (action === "write") this.find("#export-area").value = end.text;
+      else if (action === "save") this.data.saveFile(end);
+    }
+
+    endDelete(data) {
+      if (this.chosen("data") === data) this.menu("data").value = "";
+      this.choose("files", "data");
+    }
+
+    write() {
+      const form = this.find("#export-form input:checked").value;
+      this.act({ action: "write", form, origin: location.origin });
+    }
+
+    endFillIn(end) {
+      const note = this.find("#import-note");
+      note.textContent = end?.is_done ? "" : end?.problem ?? "";
+      note.className = note.textContent ? "ts-notice ts-error" : "";
+      if (!end?.is_done) return;
+      this.form.entered = end.entered;
+      const first = this.find("#preset input[value=balanced]");
+      if (first) first.checked = true;
+      this.choose("preset");
+    }
+
+    // ---- uploads
+
+    upload(file) {
+      const request = new XMLHttpRequest();
+      this.transfer = request;
+      const body = new FormData();
+      body.append("files", file);
+      request.open("POST", "./gradio_api/upload");
+      request.responseType = "json";
+      this.showUpload(`Uploading ${file.name}`, 0);
+      request.upload.addEventListener("progress", ({ loaded, total }) => {
+        this.showUpload(`Uploading ${file.name}`, loaded / total);
+      });
+      request.addEventListener("load", () => this.endTransfer(request));
+      request.addEventListener("error", () => this.failUpload("The upload was interrupted: try again."));
+      request.addEventListener("abort", () => this.showUpload(""));
+      request.send(body);
+    }
+
+    endTransfer({ status, response }) {
+      const path = Array.isArray(response) ? response[0] : "";
+      if (status !== 200 || !path) this.failUpload(REFUSALS[status] ?? `The upload failed with status ${status}.`);
+      else {
+        this.showUpload("Adding the file…");
+        this.act({ action: "add", path });
+      }
+    }
+
+    showUpload(text, share) {
+      const place = this.find("#upload-progress");
+      const bar = place.querySelector("progress");
+      place.hidden = !text;
+      place.classList.remove("ts-failed");
+      bar.hidden = false;
+      if (share === undefined) bar.removeAttribute("value");
+      else bar.value = share;
+      place.querySelector("span").textContent = text;
+      this.find("#stop-upload").hidden = share === undefined;
+      this.find("#upload-button").disabled = Boolean(text);
+    }
+
+    failUpload(message) {
+      this.showUpload(message);
+      this.find("#upload-progress").classList.add("ts-failed");
+      this.find("#upload-progress progress").hidden = true;
+      this.find("#upload-button").disabled = false;
+    }
+
+    endUpload(end) {
+      this.showUpload("");
+      if (!end?.is_done) return;
+      this.menu("data").append(new Option("", end.data));
+      this.menu("data").value = end.data;
+      this.chooseData();
+    }
+
+    // ---- what a visitor does
+
+    chooseData() {
+      this.choose("data");
+      this.hasMapping = false;
+      this.keepChoice();
+    }
+
+    listen() {
+      this.root.addEventListener("click", ({ target }) => this.click(target));
+      this.root.addEventListener("change", ({ target }) => this.changeMenu(target));
+      this.find("#run-name-text").addEventListener("input", () => this.change());
+      this.find("#upload-file").addEventListener("change", ({ target }) => {
+        if (target.files[0]) this.upload(target.files[0]);
+        target.value = ""; // so that the same file can be chosen again
+      });
+      this.find("#settings-export").addEventListener("toggle", ({ target }) => { if (target.open) this.write(); });
+      addEventListener("pageshow", ({ persisted }) => { if (persisted) this.endStart(null); }); // the visitor went back
+      this.find("#delete-file-dialog form").addEventListener("submit", () => this.act({ action: "delete" }));
+    }
+
+    changeMenu(target) {
+      if (target.dataset.choice === "data") this.chooseData();
+      else if (target.dataset.choice) this.choose(target.dataset.choice);
+      else if (target.closest("#column-menus")) {
+        this.hasMapping = true;
+        this.keepChoice();
+        this.choose("columns");
+      } else if (target.name === "preset") this.choose("preset");
+      else if (target.name === "export-form") this.write();
+      else if (target.closest("#show-all-files")) this.choose("files");
+    }
+
+    click(target) {
+      const button = target.closest("button");
+      if (button?.id === "start-button") this.start();
+      else if (button?.id === "start-reason") this.form.goToField(button.dataset.field);
+      else if (button?.id === "upload-button") this.find("#upload-file").click();
+      else if (button?.id === "stop-upload") this.transfer.abort();
+      else if (button?.id === "delete-file") this.askToDelete();
+      else if (button?.id === "keep-file") this.find("#delete-file-dialog").close();
+      else if (button?.id === "import-button") this.act({ action: "fill_in", text: this.find("#import-area").value });
+      else if (button?.id === "copy-export") navigator.clipboard?.writeText(this.find("#export-area").value);
+    }
+
+    askToDelete() {
+      const { selectedOptions } = this.menu("data");
+      this.find("#delete-file-name").textContent = selectedOptions[0]?.textContent ?? "";
+      this.find("#delete-file-dialog").showModal();
+    }
+
+    // ---- the beginning
+
+    begin(first) {
+      this.readAddress();
+      this.changes.add("page");
+      if (first?.choice) this.showChoice(first.choice, first.tokens);
+      else this.choose("page");
+    }
+  }
+
+  return {
+    start(element, props, watch, send) {
+      const page = new Page(element);
+      page.begin(props.value);
+      for (const [kind, channel] of Object.entries(page.channels)) {
+        watch(kind, () => channel.answer(props[kind]));
+        channel.connect(send[TABS.includes(kind) ? "data" : kind]);
+      }
+    },
+  };
+})();
