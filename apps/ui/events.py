@@ -25,5 +25,3 @@ RAW: EventOptions = {**QUIET, "preprocess": False}
 """Gradio's preprocessing would refuse a model that the menu had before the server was restarted."""
 LATEST: EventOptions = {**QUIET, "trigger_mode": "always_last"}
 LATEST_RAW: EventOptions = {**RAW, "trigger_mode": "always_last"}
-LATEST_SHOWN: EventOptions = {**LATEST, "show_progress": "minimal"}
-"""For events that may take seconds."""

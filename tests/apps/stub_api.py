@@ -56,6 +56,7 @@ class StubApi:
         self.latest = "base-tuned"
         self.answering_models: list[str] = []  # of the next answers; then the requested model
         self.holds: list[threading.Event] = []  # events that the next model lists wait for
+        self.default_holds: list[threading.Event] = []  # events that the next defaults wait for
         self.preview_holds: list[threading.Event] = []  # events that the next previews wait for
         self.closed_streams = 0
         self.merged: list[str] = []  # the models that adapters were merged into
@@ -228,6 +229,8 @@ def _add_jobs(app: FastAPI, stub: StubApi) -> None:
     def get_defaults(model: str, task: str = "causal_lm") -> Any:
         if model in stub.deleted_models:
             return refuse(404, f"no model has the id {model!r}")
+        if stub.default_holds:
+            assert stub.default_holds.pop(0).wait(HOLD_TIMEOUT_S), "the defaults were held too long"
         schema: dict[str, Any] = {
             "epochs": {
                 "type": "integer",

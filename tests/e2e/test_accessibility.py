@@ -19,7 +19,8 @@ MORE_RULES = ["page-has-heading-one", "heading-order", "landmark-one-main", "reg
 OPEN_ALL_JS = """() => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 }"""
-IS_STEADY_JS = """() => !document.querySelector(".pending, #start-button:disabled")
+IS_STEADY_JS = """() => !document.querySelector(".pending, #start-button:disabled,"
+  + " .ts-fine-tune-page [aria-busy=true]")
   && !document.getAnimations().some(
   one => one.playState === "running" && one.effect.getTiming().iterations !== Infinity)"""
 """Whether nothing fades in or out, or is about to, which for a moment has other colours."""

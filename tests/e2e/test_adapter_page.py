@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import BrowserContext, expect
 
 from tests.e2e.conftest import Application
-from tests.e2e.test_classify_page import enter
+from tests.e2e.fine_tune_menus import enter
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, chat_with, context
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]

@@ -288,7 +288,7 @@ def test_questions_of_the_models_data_are_suggested(chat: Page, stub: StubApi) -
 def test_columns_setting_updates_preview(chat: Page, stub: StubApi) -> None:
     chat.goto(chat.url.replace("/chat", "/"))
     chat.click("#more-settings summary")
-    columns = chat.locator("#setting-columns textarea, #setting-columns input")
+    columns = chat.locator("#setting-columns textarea")
     columns.fill('{"prompt": "q"}')
     columns.blur()
     wait_until(lambda: {"columns": {"prompt": "q"}} in stub.previews, 60, "the preview is updated")

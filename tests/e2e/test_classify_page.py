@@ -4,11 +4,12 @@ import csv
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, expect
 
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.e2e.conftest import Application
+from tests.e2e.fine_tune_menus import choose, enter, find_chosen, select
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
 from tests.tiny_encoder import build_tiny_encoder
 
@@ -30,24 +31,6 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-def choose(page: Page, elem_id: str, option: str) -> None:
-    """Choose an entry of a dropdown."""
-    page.click(f"#{elem_id} input")
-    page.get_by_role("option", name=option, exact=True).click()
-
-
-def select(page: Page, name: str, option: str) -> None:
-    """Choose a value of a setting."""
-    page.locator(f"#setting-{name} select").select_option(option)
-
-
-def enter(page: Page, elem_id: str, value: str) -> None:
-    """Click into a field, which waits until the page accepts input, and replace its text."""
-    field = page.locator(f"#{elem_id} textarea, #{elem_id} input")
-    field.click()
-    field.fill(value)
-
-
 def test_page_fine_tunes_classifier_shows_confusion_and_classifies(
     context: BrowserContext, application: Application, tmp_path: Path
 ) -> None:
@@ -57,9 +40,9 @@ def test_page_fine_tunes_classifier_shows_confusion_and_classifies(
     page.goto(f"{application.url}/ui/")
     expect(page.locator("#preview mark.ts-learned").nth(1)).to_be_visible(timeout=PATIENCE_MS)
     page.set_input_files("input[type=file]", write_rows(tmp_path / "reviews.csv"))
-    expect(page.locator("#task input")).to_have_value("Classify texts", timeout=PATIENCE_MS)
+    expect(find_chosen(page, "task")).to_have_text("Classify texts", timeout=PATIENCE_MS)
     choose(page, "base-model", "page-encoder (base)")
-    expect(page.locator("#task input")).to_have_value("Classify texts", timeout=PATIENCE_MS)
+    expect(find_chosen(page, "task")).to_have_text("Classify texts", timeout=PATIENCE_MS)
     expect(page.locator("#preview")).to_contain_text("the film was good", timeout=PATIENCE_MS)
     # The fields are built again with the settings of the chosen model.
     expect(page.locator("#setting-learning-rate input")).to_have_value("0.0001")

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.apps.stub_api import StubApi
 from tests.apps.stub_rows import make_finding
+from tests.e2e.fine_tune_menus import choose, find_chosen
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
 
@@ -70,19 +71,11 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
 
 
 def choose_file(page: Page, name: str) -> None:
-    page.click("#data-file input")
-    page.get_by_role("option", name=name).first.click()
+    choose(page, "data-file", name)
 
 
 def list_options(page: Page) -> list[str]:
-    page.click("#data-file input")
-    options = page.locator("[role=option]")
-    expect(options.first).to_be_visible()
-    found = options.all_inner_texts()
-    page.keyboard.press("Escape")
-    expect(options).to_have_count(0)
-    page.locator("#data-file input").blur()  # Gradio opens a menu only when it gets the focus
-    return [text.strip() for text in found]
+    return page.locator("#data-file option").all_inner_texts()
 
 
 def test_only_usable_files_of_rows_are_offered_and_told_apart(page: Page, stub: StubApi) -> None:
@@ -102,20 +95,20 @@ def test_choice_of_data_survives_start_and_reload(page: Page, stub: StubApi) -> 
     choose_file(page, "tickets.csv")
     expect(page.locator("#preview")).to_contain_text("Where is it?", timeout=PATIENCE_MS)
     page.reload()
-    expect(page.locator("#data-file input")).to_have_value(re.compile("^tickets"))
+    expect(find_chosen(page, "data-file")).to_have_text(re.compile("^tickets"))
     expect(page.locator("#preview")).to_contain_text("Where is it?", timeout=PATIENCE_MS)
     expect(page.locator("#start-button")).to_be_enabled()
     page.click("#start-button")
     page.wait_for_url("**/runs?run=*")
     page.get_by_role("link", name="Fine-tune").click()
-    expect(page.locator("#data-file input")).to_have_value(re.compile("^tickets"))
+    expect(find_chosen(page, "data-file")).to_have_text(re.compile("^tickets"))
 
 
 def test_address_names_the_data(page: Page, stub: StubApi) -> None:
     page.goto(f"{page.url}?data=file-odd")
-    expect(page.locator("#data-file input")).to_have_value(re.compile("^tickets"))
+    expect(find_chosen(page, "data-file")).to_have_text(re.compile("^tickets"))
     page.goto(f"{page.url.partition('?')[0]}?data=file-gone")
-    expect(page.locator("#data-file input")).to_have_value(re.compile("^The bundled handbook"))
+    expect(find_chosen(page, "data-file")).to_have_text(re.compile("^The bundled handbook"))
 
 
 def test_uploaded_file_is_chosen_and_can_be_deleted(
@@ -124,16 +117,17 @@ def test_uploaded_file_is_chosen_and_can_be_deleted(
     upload = tmp_path / "new.jsonl"
     upload.write_text('{"text": "a"}\n')
     page.set_input_files("input[type=file]", upload)
-    expect(page.locator("#data-file input")).to_have_value(
+    expect(find_chosen(page, "data-file")).to_have_text(
         re.compile(r"^new\.jsonl"), timeout=PATIENCE_MS
     )
     page.click("#delete-file")
-    expect(page.locator("#delete-question")).to_contain_text("Delete new.jsonl (10 bytes)?")
+    question = page.locator("#delete-file-dialog")
+    expect(question).to_contain_text("new.jsonl · 10 bytes")
     page.click("#keep-file")
-    expect(page.locator("#delete-question")).to_be_hidden()
+    expect(question).to_be_hidden()
     page.click("#delete-file")
     page.click("#confirm-delete")
-    expect(page.locator("#data-file input")).to_have_value(re.compile("^The bundled handbook"))
+    expect(find_chosen(page, "data-file")).to_have_text(re.compile("^The bundled handbook"))
     assert all(file["filename"] != "new.jsonl" for file in stub.files)
     assert not any("new.jsonl" in option for option in list_options(page))
 
@@ -166,7 +160,7 @@ def test_upload_with_own_columns_shows_no_error_until_they_are_guessed(
     page.evaluate(RECORD_ERRORS_JS)
     page.set_input_files("input[type=file]", upload)
     columns = {"prompt": "question", "completion": "reply"}
-    expect(page.locator("#data-file input")).to_have_value(
+    expect(find_chosen(page, "data-file")).to_have_text(
         re.compile(r"^own\.csv"), timeout=PATIENCE_MS
     )
     expect(page.locator("#column-mapping")).to_contain_text("This is a guess", timeout=PATIENCE_MS)
@@ -202,7 +196,7 @@ def test_rows_are_paged_searched_and_opened(page: Page, stub: StubApi) -> None:
     expect(rows.first).to_contain_text("What is in room 21?")
     page.click("#rows-previous")
     expect(rows.first).to_contain_text("What is in room 1?")
-    page.fill("#row-search textarea, #row-search input", "ROOM 45")
+    page.fill("#row-search input", "ROOM 45")
     page.keyboard.press("Enter")
     expect(rows).to_have_count(1)
     expect(rows.locator("mark")).to_have_text("room 45")
@@ -213,7 +207,7 @@ def test_rows_are_paged_searched_and_opened(page: Page, stub: StubApi) -> None:
     expect(more).to_have_attribute("open", "")
     choose_file(page, "tickets.csv")
     expect(rows.first).to_contain_text("On its way.", timeout=PATIENCE_MS)
-    expect(page.locator("#row-search textarea, #row-search input")).to_have_value("")
+    expect(page.locator("#row-search input")).to_have_value("")
 
 
 def test_rows_of_a_table_have_number_and_line(page: Page, stub: StubApi) -> None:
@@ -228,21 +222,19 @@ def test_columns_are_guessed_mapped_and_sent_with_start(page: Page, stub: StubAp
     choose_file(page, "tickets.csv")
     mapping = page.locator("#column-mapping")
     expect(mapping).to_contain_text("This is a guess", timeout=PATIENCE_MS)
-    expect(page.locator("#column-0 input")).to_have_value("question")
-    expect(page.locator("#column-1 input")).to_have_value("reply")
+    expect(find_chosen(page, "column-0")).to_have_text("question")
+    expect(find_chosen(page, "column-1")).to_have_text("reply")
     expect(page.locator("#preview mark.ts-token").first).to_have_text("On its way.")
     expect(page.locator("#preview")).to_contain_text("Questions with answers")
-    page.click("#column-0 input")
-    page.get_by_role("option", name="reply").click()
+    choose(page, "column-0", "reply")
     swapped = {"columns": {"prompt": "reply", "completion": "reply"}}
     wait_until(lambda: swapped in stub.previews, 60, "the preview follows the menus")
-    page.click("#column-1 input")
-    page.get_by_role("option", name="question").click()
+    choose(page, "column-1", "question")
     columns = {"prompt": "reply", "completion": "question"}
     wait_until(lambda: {"columns": columns} in stub.previews, 60, "the preview follows the menus")
     page.reload()
-    expect(page.locator("#column-0 input")).to_have_value("reply", timeout=PATIENCE_MS)
-    expect(page.locator("#column-1 input")).to_have_value("question")
+    expect(find_chosen(page, "column-0")).to_have_text("reply", timeout=PATIENCE_MS)
+    expect(find_chosen(page, "column-1")).to_have_text("question")
     expect(page.locator("#preview")).to_contain_text("Questions with answers", timeout=PATIENCE_MS)
     page.click("#more-settings summary")
     field = page.locator("#setting-columns textarea, #setting-columns input")

@@ -153,18 +153,17 @@ def test_times_that_change_later_are_rewritten_once(browser: Browser, address: s
 
 
 def test_keyboard_reaches_content_and_closes_dropdowns(browser: Browser, address: str) -> None:
-    page = open_page(browser, address, "/")
+    page = open_page(browser, address, "/chat")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
-    page.locator("#base-model input").focus()
-    expect(page.locator("#base-model input")).to_have_attribute("aria-expanded", "true")
+    menu = page.locator("#chat-model input")
+    menu.focus()
+    expect(menu).to_have_attribute("aria-expanded", "true")
     page.keyboard.press("Tab")
-    expect(page.locator("#data-file input")).to_be_focused()
-    page.keyboard.press("Tab")
-    for menu in ("base-model", "data-file"):
-        expect(page.locator(f"#{menu} input")).to_have_attribute("aria-expanded", "false")
+    expect(menu).not_to_be_focused()
+    expect(menu).to_have_attribute("aria-expanded", "false")
     expect(page.locator("[role=option]")).to_have_count(0)
     page.context.close()
 
@@ -172,7 +171,7 @@ def test_keyboard_reaches_content_and_closes_dropdowns(browser: Browser, address
 def test_focus_is_visible_on_each_kind_of_field(browser: Browser, address: str) -> None:
     page = open_page(browser, address, "/")
     for selector in (
-        *("#setting-epochs input", "#base-model input", "#run-name textarea, #run-name input"),
+        *("#setting-epochs input", "#base-model select", "#run-name input"),
         *("#start-button", "#more-settings summary", "#preset input", ".ts-header nav a >> nth=1"),
     ):
         page.keyboard.press("Shift")  # the browser's sign that the keyboard is used
@@ -195,7 +194,7 @@ def test_labels_of_check_boxes_are_not_cut_off(browser: Browser, address: str, w
 
 
 def test_status_for_screen_readers_is_a_word(browser: Browser, address: str) -> None:
-    page = open_page(browser, address, "/")
+    page = open_page(browser, address, "/classify")
     page.evaluate(
         """() => {
           window.announced = [];
@@ -204,8 +203,8 @@ def test_status_for_screen_readers_is_a_word(browser: Browser, address: str) -> 
             .observe(status, {childList: true, characterData: true, subtree: true});
         }"""
     )
-    page.click("#base-model input")
-    page.get_by_role("option", name="base-tuned").click()
+    page.fill("#classify-text textarea", "A text")
+    page.click("#classify-button")
     wait_until(lambda: "Done" in page.evaluate("window.announced"), 30, "the end is announced")
     assert not [text for text in page.evaluate("window.announced") if "common." in text]
     page.context.close()

@@ -13,6 +13,7 @@ from tests.apps.stub_api import LocalServer, StubApi, build_stub
 from tests.apps.stub_evaluations import add_sample_evaluations
 from tests.apps.stub_runs import make_checkpoint, make_metrics
 from tests.apps.ui.page_server import serve_page
+from tests.e2e.fine_tune_menus import choose, find_chosen
 from tests.e2e.stub_pages import READY
 from tests.e2e.test_accessibility import IS_STEADY_JS, MORE_RULES, RULES, describe
 from tests.e2e.test_page import PATIENCE_MS, browser
@@ -174,13 +175,11 @@ def test_settings_and_data_are_in_german(german: Page, address: str) -> None:
     visit(german, address, "/")
     german.locator("#more-settings summary").first.click()
     expect(german.locator("#setting-precision")).to_contain_text("Rechengenauigkeit")
-    german.locator("#settings-export button").first.click()
+    german.locator("#settings-export summary").first.click()
     expect(german.locator("#import-button")).to_be_visible()
-    expect(german.locator("#task input")).to_have_value("Text erzeugen")
-    assert german.locator("#task input").evaluate("one => one.value") == "Generate text"
-    expect(german.locator("#data-file input")).to_have_value(
-        "Das mitgelieferte Handbuch · 10 Bytes"
-    )
+    expect(find_chosen(german, "task")).to_have_text("Text erzeugen")
+    expect(german.locator("#task select")).to_have_value("causal_lm")
+    expect(find_chosen(german, "data-file")).to_have_text("Das mitgelieferte Handbuch · 10 Bytes")
     german.locator("#setting-epochs input").fill("2")
     expect(german.locator("#settings-num-changed")).to_have_text("(1)")
     german.locator("#setting-epochs input").fill("0")
@@ -226,11 +225,9 @@ def test_names_and_words_of_users_are_not_translated(german: Page, address: str)
     expect(german.locator("#models-view h2")).to_have_text("Chat")
     expect(german.locator("#model-card")).to_have_text("Modellkarte\n\nModels\n\nRunning")
     visit(german, address, "/")
-    german.locator("#base-model input").click()
-    expect(german.get_by_role("option", name="Chat", exact=True)).to_be_visible()
-    german.keyboard.press("Escape")
-    german.locator("#data-file input").click()
-    german.get_by_role("option", name="Runs · 10 Bytes").click()
+    names = german.locator("#base-model option")
+    expect(names.filter(has_text=re.compile("^Chat$"))).to_have_count(1)
+    choose(german, "data-file", "Runs · 10 Bytes")
     german.get_by_role("tab", name="Alle Zeilen").click()
     expect(german.locator("#file-rows dd")).to_have_text(["Question", "Answer"])
     german.get_by_role("tab", name="Erste Zeilen als Tokens").click()

@@ -72,7 +72,7 @@ def test_page_fine_tunes_shows_run_and_chats(
     page.goto(f"{application.url}/ui/")
     expect(page.locator("#preview mark.ts-learned").nth(1)).to_be_visible(timeout=PATIENCE_MS)
     page.fill("#setting-epochs input", "2")
-    page.fill("#run-name textarea, #run-name input", "visitor")
+    page.fill("#run-name input", "visitor")
     page.click("#start-button")
 
     page.wait_for_url("**/ui/runs?run=*")

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import BrowserContext, expect
 
 from tests.e2e.conftest import ROOT, Application
-from tests.e2e.test_classify_page import enter, select
+from tests.e2e.fine_tune_menus import enter, find_chosen, select
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -24,7 +24,7 @@ def test_page_previews_pairs_and_learns_from_them(
     page.goto(f"{application.url}/ui/")
     expect(page.locator("#preview mark.ts-learned").nth(1)).to_be_visible(timeout=PATIENCE_MS)
     page.set_input_files("input[type=file]", pairs)
-    expect(page.locator("#task input")).to_have_value("Prefer better answers", timeout=PATIENCE_MS)
+    expect(find_chosen(page, "task")).to_have_text("Prefer better answers", timeout=PATIENCE_MS)
     expect(page.locator("#preview")).to_contain_text("Row 1, not preferred", timeout=PATIENCE_MS)
     enter(page, "setting-epochs", "1")
     page.click("#more-settings summary")

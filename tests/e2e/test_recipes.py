@@ -19,7 +19,8 @@ from playwright.sync_api import BrowserContext, Page, expect
 from serving.store.model_store import ModelStore
 from storage.layout import open_storage
 from tests.e2e.conftest import Application
-from tests.e2e.test_classify_page import choose, enter, select, write_rows
+from tests.e2e.fine_tune_menus import choose, enter, find_chosen, select
+from tests.e2e.test_classify_page import write_rows
 from tests.e2e.test_image_job import pack_images
 from tests.e2e.test_page import PATIENCE_MS, RUN_TIMEOUT_MS, browser, context
 from tests.tiny_encoder import build_tiny_encoder
@@ -153,9 +154,11 @@ def start_on_page(page: Page, rows: Path, task: str, model: str, name: str) -> N
     """Choose rows and a model; the settings are those of the task then."""
     expect(page.locator("#preview mark.ts-learned").nth(1)).to_be_visible(timeout=PATIENCE_MS)
     page.set_input_files("input[type=file]", rows)
-    expect(page.locator("#data-file input")).to_have_value(re.compile(re.escape(rows.name)))
+    expect(find_chosen(page, "data-file")).to_have_text(
+        re.compile(re.escape(rows.name)), timeout=PATIENCE_MS
+    )
     choose(page, "base-model", f"{model} (base)")
-    expect(page.locator("#task input")).to_have_value(task, timeout=PATIENCE_MS)
+    expect(find_chosen(page, "task")).to_have_text(task, timeout=PATIENCE_MS)
     enter(page, "run-name", name)
     page.click("#more-settings summary")
 

@@ -1,7 +1,7 @@
 """The settings of the page "Fine-tune" in a real browser, against a stub of the HTTP API."""
 
-import json
 import re
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +9,7 @@ import yaml
 from playwright.sync_api import Browser, Page, expect
 
 from tests.apps.stub_api import StubApi
-from tests.e2e.test_classify_page import enter, select
+from tests.e2e.fine_tune_menus import choose, enter, find_chosen, select
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
 
@@ -123,19 +123,19 @@ def test_problem_is_at_its_field_and_disables_start(panel: Page, stub: StubApi) 
 
 
 def test_problem_of_closed_setting_is_shown_once_it_is_opened(panel: Page) -> None:
-    panel.click("#settings-export button")
+    panel.click("#settings-export summary")
     panel.locator("#import-text textarea").fill('columns: "{"')
     panel.click("#import-button")
     expect(panel.locator("#start-reason")).to_contain_text("Columns is not JSON")
     expect(panel.locator("#settings-num-changed")).to_have_text("(1)")
     panel.click("#start-reason")
     expect(panel.locator("#setting-columns .ts-field-error")).to_be_visible()
-    expect(panel.locator("#setting-columns :is(input, textarea)")).to_be_focused()
+    expect(panel.locator("#setting-columns textarea")).to_be_focused()
 
 
 def test_reason_leads_to_the_field_of_the_problem(panel: Page) -> None:
     panel.click("#more-settings summary")
-    columns = panel.locator("#setting-columns :is(input, textarea)")
+    columns = panel.locator("#setting-columns textarea")
     columns.fill("{'prompt': 'q'}")
     expect(panel.locator("#setting-columns .ts-field-error")).to_contain_text("is not JSON")
     panel.fill("#settings-search", "epochs")
@@ -157,7 +157,7 @@ def test_estimate_follows_what_is_entered(panel: Page, stub: StubApi) -> None:
 
 def test_typing_is_followed_by_one_estimate(panel: Page, stub: StubApi) -> None:
     num_before = len(stub.estimates)
-    panel.locator("#run-name :is(input, textarea)").press_sequentially("a-longer-name", delay=5)
+    panel.locator("#run-name input").press_sequentially("a-longer-name", delay=5)
     wait_until(lambda: stub.estimates[-1].get("suffix") == "a-longer-name", 30, "it is checked")
     assert len(stub.estimates) - num_before <= 3
 
@@ -181,9 +181,8 @@ def test_data_of_another_task_switch_the_settings_and_fields_accept_text(
     panel: Page, stub: StubApi
 ) -> None:
     enter(panel, "setting-epochs", "5")
-    panel.click("#data-file input")
-    panel.get_by_role("option", name="labels.csv").click()
-    expect(panel.locator("#task input")).to_have_value("Classify texts", timeout=PATIENCE_MS)
+    choose(panel, "data-file", "labels.csv")
+    expect(find_chosen(panel, "task")).to_have_text("Classify texts", timeout=PATIENCE_MS)
     panel.click("#more-settings summary")
     enter(panel, "setting-labels", '["hot", "cold"]')
     enter(panel, "setting-warmup-ratio", "0.2")
@@ -201,31 +200,30 @@ def test_data_of_another_task_switch_the_settings_and_fields_accept_text(
     }
 
 
-def test_form_that_is_replaced_keeps_what_is_typed_and_the_focus(panel: Page) -> None:
+def test_form_that_is_replaced_keeps_what_is_typed_and_the_focus(
+    panel: Page, stub: StubApi
+) -> None:
     panel.click("#more-settings summary")
     columns = panel.locator("#setting-columns textarea")
     columns.fill("{}")
     enter(panel, "setting-epochs", "4")
-    panel.evaluate("window.tuneserveSettings.startUpdate()")
+    release = threading.Event()
+    stub.default_holds = [release]
+    panel.get_by_role("radio", name="Quick look").check()
+    wait_until(lambda: not stub.default_holds, 60, "the settings are asked for")
     enter(panel, "setting-epochs", "5")
     select(panel, "precision", "fp32")
     panel.locator("#setting-offload-optimizer input").check()
     columns.fill('{"prompt": "que"}')
     columns.evaluate("(field) => field.setSelectionRange(15, 15)")
-    panel.evaluate(
-        """() => window.tuneserveSettings.showForm(
-          document.querySelector("#rendered-form textarea").value)"""
-    )
+    release.set()
+    expect(panel.locator("#preset-note")).to_contain_text("the data and the settings work.")
     expect(columns).to_be_focused()
     panel.keyboard.type("ry")
     expect(columns).to_have_value('{"prompt": "query"}')
     expect(panel.locator("#setting-epochs input")).to_have_value("5")
     expect(panel.locator("#setting-precision select")).to_have_value('"fp32"')
     expect(panel.locator("#setting-offload-optimizer input")).to_be_checked()
-    panel.get_by_role("radio", name="Quick look").check()
-    expect(panel.locator("#preset-note")).to_contain_text("the data and the settings work.")
-    expect(panel.locator("#setting-precision select")).to_have_value('"fp32"')
-    expect(panel.locator("#setting-epochs input")).to_have_value("5")
     expect(columns).to_be_visible()
     expect_ready(panel)
 
@@ -257,7 +255,7 @@ def test_presets_fill_fields_and_say_what_they_are_for(panel: Page) -> None:
 def test_settings_are_copied_in_four_forms(panel: Page, address: str) -> None:
     enter(panel, "setting-epochs", "5")
     enter(panel, "run-name", "mine")
-    panel.click("#settings-export button")
+    panel.click("#settings-export summary")
     text = panel.locator("#export-text textarea")
     expect(text).not_to_have_value("")
     spec = yaml.safe_load(text.input_value())
@@ -274,16 +272,8 @@ def test_settings_are_copied_in_four_forms(panel: Page, address: str) -> None:
     wait_until(lambda: "epochs=6" in text.input_value(), 30, "the text follows the settings")
 
 
-def test_check_that_came_too_early_is_repeated(panel: Page) -> None:
-    """The model or the task may be shown a moment after the settings that belong to it."""
-    early = {"problems": [], "reason": "loading", "isTemporary": False, "isEarly": True}
-    panel.evaluate("(text) => window.tuneserveSettings.show(text)", json.dumps(early))
-    expect(panel.locator("#start-button")).to_be_disabled()
-    expect_ready(panel)
-
-
 def test_settings_are_filled_in_from_yaml(panel: Page, stub: StubApi) -> None:
-    panel.click("#settings-export button")
+    panel.click("#settings-export summary")
     panel.locator("#import-text textarea").fill("epochs: 4\nnonsense: 1")
     panel.click("#import-button")
     expect(panel.locator("#import-note")).to_contain_text("'nonsense'")
@@ -304,7 +294,7 @@ def test_run_is_started_again_with_changes(panel: Page, address: str, stub: Stub
     panel.goto(f"{address}/?from=ftjob-old")
     expect(panel.locator("#fine-tune-notice")).to_contain_text("of run former (ftjob-old)")
     expect(panel.locator("#setting-epochs input")).to_have_value("9", timeout=PATIENCE_MS)
-    expect(panel.locator("#run-name :is(input, textarea)")).to_have_value("former")
+    expect(panel.locator("#run-name input")).to_have_value("former")
     enter(panel, "setting-learning-rate", "0.002")
     expect_ready(panel)
     panel.click("#start-button")

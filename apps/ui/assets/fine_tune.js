@@ -70,8 +70,8 @@ window.tuneserveFineTune = (() => {
       this.channels = {
         choice: new Channel((message) => this.showChoice(message)),
         ...Object.fromEntries(TABS.map((tab) => [tab, new Channel((message) => this.data.receive(tab, message))])),
-        check: new Channel((message) => this.showCheck(message)),
-        end: new Channel((message, asked) => this.endAction(message, asked), { allCount: true }),
+        verdict: new Channel((message) => this.showCheck(message)),
+        outcome: new Channel((message, asked) => this.endAction(message, asked), { allCount: true }),
       };
       this.form = new TuneserveSettingForm(this.root, () => this.change(), () => this.data.refresh());
       this.data = new TuneserveDataTabs(
@@ -233,7 +233,7 @@ window.tuneserveFineTune = (() => {
       clearTimeout(this.delay);
       if (!this.channels.choice.isIdle) return; // its answer is a change too
       if (!this.hasChoice) this.setStart(NO_SETTINGS);
-      else this.delay = setTimeout(() => this.channels.check.ask(() => this.describe()), CHECK_DELAY_MS);
+      else this.delay = setTimeout(() => this.channels.verdict.ask(() => this.describe()), CHECK_DELAY_MS);
     }
 
     // Without an answer, Start itself is the check.
@@ -281,7 +281,7 @@ window.tuneserveFineTune = (() => {
     // ---- actions
 
     act(action) {
-      this.channels.end.ask(() => ({ ...this.describe(), ...action }));
+      this.channels.outcome.ask(() => ({ ...this.describe(), ...action }));
     }
 
     endAction(end, { action, data }) {

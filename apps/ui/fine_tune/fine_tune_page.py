@@ -45,7 +45,7 @@ from apps.ui.frame.first_views import FirstViews
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
 
 SCRIPTS = ("setting_form", "data_tabs", "fine_tune")
-ANSWERS = ("choice", "tokens", "rows", "statistics", "check", "end")
+ANSWERS = ("choice", "tokens", "rows", "statistics", "verdict", "outcome")
 """The properties of the component that have answers."""
 PREVIEW_PATIENCE_S = 1.0
 """How long a document waits for the preview, which waits for checks and for jobs being created."""
@@ -99,16 +99,16 @@ class _FineTuneHandlers:
     async def check_settings(self, event: gr.EventData) -> Any:
         """Return whether the job can start, and what it will take."""
         asked = read_fields_request(event._data)
-        return _answer("check", asked.serial, await check_job(self._client, asked))
+        return _answer("verdict", asked.serial, await check_job(self._client, asked))
 
     async def perform_action(self, event: gr.EventData) -> Any:
-        """Do what a visitor wants, and return the message that ends the wait for it."""
+        """Do what a visitor wants, and return what came of it."""
         asked = read_action_request(event._data)
         if asked is None:
             return gr.skip()
-        end: Mapping[str, Any] = {"is_done": False}
+        outcome: Mapping[str, Any] = {"is_done": False}
         try:
-            end = await self._perform(asked)
+            outcome = await self._perform(asked)
         except ForeignFileError as exc:
             _logger.warning("An upload was refused: %s", exc)
             gr.Warning("This file was not uploaded to this page.")
@@ -116,7 +116,7 @@ class _FineTuneHandlers:
             gr.Warning(escape(describe_error(exc)))
         except ValueError as exc:
             gr.Warning(escape(str(exc)))
-        return _answer("end", asked.serial, end)
+        return _answer("outcome", asked.serial, outcome)
 
     async def _perform(self, asked: ActionRequest) -> Mapping[str, Any]:
         """Perform an action; raises `ApiClientError`, `ForeignFileError` and `ValueError`."""
@@ -152,7 +152,7 @@ def build_fine_tune_page(client: ApiClient, uploads: UploadFolder, first_views: 
         html_template=FRAME,
         js_on_load="""window.tuneserveFineTune.start(element, props, watch, {
   choice: (asked) => trigger("choose", asked), data: (asked) => trigger("show", asked),
-  check: (asked) => trigger("check", asked), end: (asked) => trigger("act", asked) });""",
+  verdict: (asked) => trigger("check", asked), outcome: (asked) => trigger("act", asked) });""",
         head="".join(link_script(f"{name}.js") for name in SCRIPTS),
         apply_default_css=False,
         elem_id="fine-tune-page",

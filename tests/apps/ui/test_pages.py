@@ -2,7 +2,7 @@
 
 from apps.client.model_resources import Model
 from apps.ui.chat.model_menu import ModelMenu, load_menu
-from apps.ui.fine_tune import fine_tune_page
+from apps.ui.fine_tune.job_choice import list_model_choices
 from tests.apps.stub_api import StubApi, ask
 
 
@@ -13,7 +13,7 @@ def test_menus_name_alias_base_model_and_handbook(api: StubApi) -> None:
         ("base-tuned", "base-tuned"),
         ("base (base)", "base"),
     ]
-    assert fine_tune_page.list_model_choices(menu.models)[0] == ("base (base)", "base")
+    assert list_model_choices(menu.models)[0] == ("base (base)", "base")
 
 
 def test_model_is_found_by_alias() -> None:

@@ -50,7 +50,7 @@ def test_first_model_and_data_are_chosen_when_the_page_is_opened(api: StubApi) -
         ("Generate text", "causal_lm"),
         ("Classify texts", CLASSIFICATION),
     ]
-    assert message["facts"]
+    assert "facts" in message
     assert 'id="setting-epochs"' in message["form"]
     assert "name" not in message
 
@@ -92,10 +92,12 @@ def test_upload_is_chosen_once_it_is_checked(api: StubApi, monkeypatch: pytest.M
     monkeypatch.setattr(file_menu, "CHECK_INTERVAL_S", 0.0)
     api.num_unchecked_reads = 2
     add_file(api, "file-new", status="uploaded")
-    api.checks["handbook.jsonl"] = {"check": {"task": CLASSIFICATION}}
+    checked = {"status": "processed", "check": {"task": CLASSIFICATION}}
+    api.checks["handbook.jsonl"] = checked
     found = choose(api, "data", data="file-new").to_message()
     assert api.num_unchecked_reads == 0
-    assert "being checked" not in dict(map(reversed, found["files"]))["file-new"]
+    assert found["task"] == CLASSIFICATION
+    assert not any("being checked" in label for label, _ in found["files"])
 
 
 def test_preset_and_what_was_entered_are_in_the_form(api: StubApi) -> None:

@@ -14,7 +14,8 @@ from apps.ui import markup
 from apps.ui.chat.sampling_settings import FIELDS
 from apps.ui.fine_tune.data.column_mapping import PARTS
 from apps.ui.fine_tune.data.preview import FORMAT_NAMES
-from apps.ui.fine_tune.fine_tune_page import DEMONSTRATION_NOTE, INTRODUCTION, TASK_NAMES
+from apps.ui.fine_tune.fine_tune_frame import DEMONSTRATION_NOTE, INTRODUCTION
+from apps.ui.fine_tune.job_choice import TASK_NAMES
 from apps.ui.fine_tune.setting_fields import flatten_schemas, label_setting
 from apps.ui.fine_tune.setting_form import GROUP_NAMES, PRESET_NAMES
 from apps.ui.frame.assets import LANGUAGES, send_asset

@@ -25,6 +25,7 @@ from tests.apps.stub_api import LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import (
     PREFIX,
     PageCaller,
+    Result,
     mount_at_prefix,
     name_file,
     serve_page,
@@ -63,10 +64,19 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
+def describe_upload(path: str) -> dict[str, Any]:
+    """Return what the script of the page sends to have an upload added."""
+    return {"event_data": {"action": "add", "path": path}}
+
+
+def add(visitor: PageCaller, path: str) -> Result:
+    return visitor.call(visitor.find_function("perform_action"), [], **describe_upload(path))
+
+
 def test_own_upload_is_imported_and_removed(visitor: PageCaller, api: StubApi) -> None:
     file = visitor.upload("rows.jsonl", b'{"text": "x"}')
-    result = visitor.call(visitor.find_function("add_file"), [file])
-    assert result.success, result.text
+    result = add(visitor, file["path"])
+    assert '"is_done":true' in result.text, result.text
     assert api.files[0]["filename"] == "rows.jsonl"
     assert not Path(file["path"]).exists(), "the page kept the imported file"
 
@@ -75,8 +85,7 @@ def test_upload_function_refuses_other_files(
     visitor: PageCaller, api: StubApi, secret: Path
 ) -> None:
     before = len(api.files)
-    result = visitor.call(visitor.find_function("add_file"), [name_file(str(secret))])
-    assert not result.success
+    assert not add(visitor, str(secret)).success
     assert len(api.files) == before
 
 
@@ -129,6 +138,9 @@ def test_functions_refuse_server_files_as_input(
             answer = visitor.join(fn_index, data)
             assert answer.status_code == 400, (fn_index, function["api_name"], answer.text)
             assert SECRET not in answer.text
+        foreign = {"event_data": build_foreign_inputs(str(secret))[shape]}
+        answer = visitor.join(fn_index, [None] * len(function["inputs"]), **foreign)
+        assert answer.status_code == 400, (fn_index, function["api_name"], answer.text)
     assert len(api.files) == before
 
 
@@ -158,16 +170,17 @@ def unguarded(api: StubApi) -> Iterator[PageCaller]:
         visitor.close()
 
 
-def test_gradio_imports_only_uploads_without_middleware(
+def test_only_uploads_are_imported_without_middleware(
     unguarded: PageCaller, api: StubApi, secret: Path
 ) -> None:
     """Tested without the middleware, which might miss a new way to name a file."""
     before = len(api.files)
-    add_file = unguarded.find_function("add_file")
-    assert not unguarded.call(add_file, [name_file(str(secret))]).success
+    refused = add(unguarded, str(secret))
+    assert '"is_done":false' in refused.text
+    assert SECRET not in refused.text
     assert len(api.files) == before
     upload = unguarded.upload("rows.jsonl", b'{"text": "x"}')
-    assert unguarded.call(add_file, [upload]).success
+    assert '"is_done":true' in add(unguarded, upload["path"]).text
     assert len(api.files) == before + 1
 
 
@@ -185,7 +198,7 @@ def test_gradio_imports_only_uploads_without_middleware(
     ],
 )
 def test_device_and_url_paths_are_refused_as_uploads(visitor: PageCaller, path: str) -> None:
-    answer = visitor.join(visitor.find_function("add_file"), [name_file(path)])
+    answer = visitor.join(visitor.find_function("perform_action"), [], **describe_upload(path))
     assert answer.status_code == 400
 
 
@@ -198,10 +211,11 @@ def test_upload_must_be_regular_file_in_upload_folder(visitor: PageCaller, secre
     link.symlink_to(secret)
     linked_folder.symlink_to(secret.parent)
     outside = f"{folder}/../../../{secret.name}"
+    function = visitor.find_function("perform_action")
     for path in (fifo, link, linked_folder / secret.name, folder, outside):
-        answer = visitor.join(visitor.find_function("add_file"), [name_file(str(path))])
+        answer = visitor.join(function, [], **describe_upload(str(path)))
         assert answer.status_code == 400, path
-    assert visitor.join(visitor.find_function("add_file"), [name_file(str(upload))]).is_success
+    assert visitor.join(function, [], **describe_upload(str(upload))).is_success
 
 
 def test_upload_folder_is_private(visitor: PageCaller) -> None:

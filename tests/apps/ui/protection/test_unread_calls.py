@@ -73,11 +73,12 @@ def visitor(api: StubApi) -> Iterator[PageCaller]:
 
 
 def test_visitor_without_reader_is_refused_until_it_reads(visitor: PageCaller) -> None:
-    function = visitor.find_function("open")
+    function = visitor.find_function("choose_job")
+    asked = {"event_data": {"changes": ["page"]}}
     statuses = [
-        visitor.join(function, ["", ""], session_hash="greedy").status_code
+        visitor.join(function, [], session_hash="greedy", **asked).status_code
         for _ in range(MAX_CALLS + 1)
     ]
     assert statuses == [200] * MAX_CALLS + [429]
-    assert visitor.join(function, ["", ""], session_hash="other").status_code == 200
-    assert visitor.call(function, ["", ""]).success
+    assert visitor.join(function, [], session_hash="other", **asked).status_code == 200
+    assert visitor.call(function, [], **asked).success

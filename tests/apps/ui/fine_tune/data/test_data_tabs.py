@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from apps.client.errors import ApiClientError
 from apps.ui.fine_tune.data.data_tabs import download_findings, read_tab
 from apps.ui.fine_tune.fine_tune_request import read_data_request
 from tests.apps.stub_api import StubApi, ask
@@ -53,7 +52,7 @@ def test_statistics_have_the_numbers_of_findings(api: StubApi) -> None:
         ("tokens", {"model": ""}, "Choose a model and data to see the first rows here."),
         ("rows", {"data": ""}, "Choose data to see its rows here."),
         ("statistics", {"data": ""}, "Choose a model and data to see the lengths"),
-        ("tokens", {"data": "file-gone"}, "no file"),
+        ("tokens", {"data": "file-gone"}, "Line 2: not JSON"),
         ("rows", {"after": "broken"}, "ts-error"),
         ("statistics", {"fields": {"columns": "{'a': 'b'}"}}, "Columns is not JSON"),
     ],
@@ -71,6 +70,6 @@ def test_faulty_rows_are_downloaded_as_csv(api: StubApi) -> None:
         "name": "file-handbook-faults.csv",
         "text": "number,line,reason\n4,5,not JSON",
     }
-    gone = read_data_request({**CHOICE, "data": "file-gone"})
-    with pytest.raises(ApiClientError):
-        ask(api, lambda client: download_findings(client, gone, "faults"))
+    faulty = read_data_request({**CHOICE, "fields": {"columns": "{'a': 'b'}"}})
+    with pytest.raises(ValueError, match="Columns is not JSON"):
+        ask(api, lambda client: download_findings(client, faulty, "faults"))
