@@ -32,7 +32,7 @@ _FORMS = "".join(
 )
 
 
-def _render_menu(name: str, elem_id: str, label: str, *, has_names: bool = True) -> str:
+def _render_menu(name: str, elem_id: str, *, label: str, has_names: bool = True) -> str:
     names = f' class="{markup.NAMES}"' if has_names else ""
     return (
         f'<div class="ts-field" id="{elem_id}"><label for="{elem_id}-menu">{label}</label>'
@@ -42,9 +42,9 @@ def _render_menu(name: str, elem_id: str, label: str, *, has_names: bool = True)
 
 
 _CHOICES = f"""
-{_render_menu("model", "base-model", "Base model")}
+{_render_menu("model", "base-model", label="Base model")}
 <div id="model-facts" data-part="facts"></div>
-{_render_menu("data", "data-file", "Data")}
+{_render_menu("data", "data-file", label="Data")}
 <label id="show-all-files" class="ts-check" hidden><input type="checkbox" autocomplete="off">
   <span></span></label>
 <div class="ts-actions" id="data-buttons">
@@ -54,7 +54,7 @@ _CHOICES = f"""
 </div>
 <div id="upload-progress" role="status" hidden><progress max="1" class="ts-progress"></progress>
   <span></span> <button type="button" id="stop-upload" class="ts-link">Stop</button></div>
-{_render_menu("task", "task", "Task", has_names=False)}"""
+{_render_menu("task", "task", label="Task", has_names=False)}"""
 
 _EXPORT = f"""
 <details id="settings-export" class="ts-more">

@@ -55,9 +55,9 @@ class JobChoice:
     facts: str | None = None
     former: FormerRun | None = None
 
-    def to_message(self) -> dict[str, Any]:
+    def to_message(self) -> Mapping[str, Any]:
         """Return what the script of the page shows."""
-        message: dict[str, Any] = {
+        message: dict[str, object] = {
             "model": self.model,
             "data": self.data,
             "columns": self.menus.to_message(),
@@ -74,7 +74,7 @@ class JobChoice:
             message["name"] = self.former.name
         return message
 
-    def _describe_settings(self) -> dict[str, Any]:
+    def _describe_settings(self) -> Mapping[str, object]:
         if self.defaults is None:
             return {"task": "", "tasks": [], "presets": [], "preset_note": "", "form": ""}
         form = SettingForm(self.defaults, self.preset)
@@ -167,16 +167,18 @@ async def _read_sources(client: ApiClient, asked: ChoiceRequest) -> _Sources:
 
 def _choose(asked: ChoiceRequest, sources: _Sources) -> ChoiceRequest:
     """Return the choice with what a list says if nothing that exists is chosen."""
-    chosen: dict[str, Any] = {}
+    model, data, former = asked.model, asked.data, sources.former
     if sources.models is not None:
         names = [name for _, name in sources.models]
-        chosen["model"] = asked.model if asked.model in names else next(iter(names), "")
+        model = model if model in names else next(iter(names), "")
     if sources.files is not None:
-        chosen["data"] = choose_file(sources.files, asked.data) or ""
-    if (former := sources.former) is not None:
-        chosen |= {"model": former.model or chosen["model"], "data": former.data or chosen["data"]}
-        chosen |= {"entered": former.entered, "columns": {}, "recalls": False}
-    return asked.model_copy(update=chosen)
+        data = choose_file(sources.files, data) or ""
+    if former is None:
+        return asked.model_copy(update={"model": model, "data": data})
+    own = {"entered": former.entered, "columns": {}, "recalls": False}
+    return asked.model_copy(
+        update={"model": former.model or model, "data": former.data or data, **own}
+    )
 
 
 async def _read_defaults(

@@ -40,7 +40,10 @@ NOT_TRANSLATED = {
     f"The texts in the language {HOLE} cannot be read: {HOLE}": "in the browser's console",
 }
 """Texts of the sources that stay English, and why."""
-_HIDDEN_MODULES = ("settings.py", "runs/view_request.py", "evaluate/evaluate_request.py")
+_HIDDEN_MODULES = (
+    *("settings.py", "runs/view_request.py", "evaluate/evaluate_request.py"),
+    "fine_tune/fine_tune_request.py",
+)
 """Modules without texts for visitors: descriptions of settings and of what scripts send."""
 _TAG = re.compile(r"</?[a-z]")
 _SENTENCE = re.compile(r"[A-Z\0][^\n]*\s[^\n]*[.!?…]")
