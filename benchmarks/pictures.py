@@ -91,6 +91,10 @@ class _Photographer:
             _ask_models,
         )
         self._take("classify", "/ui/classify", "#classify-button", _classify)
+        self._take("settings", "/ui/", "#setting-epochs", _open_settings)
+        curve = "[data-chart=loss] canvas >> nth=0"
+        self._take("losses", f"/ui/runs?run={run}", curve, _show_curves)
+        self._take("promote", f"/ui/models?model={tuned}", ".ts-lineage", _promote)
 
     def _take(
         self, name: str, path: str, ready: str, act: "Callable[[Page], None] | None" = None
@@ -215,6 +219,21 @@ def _classify(page: "Page") -> None:
     page.locator("#classify-text textarea").fill("Where are the spare keys kept?")
     page.click("#classify-button")
     page.locator(".ts-labels li >> nth=0").wait_for(state="visible")
+
+
+def _open_settings(page: "Page") -> None:
+    page.click("#more-settings summary")
+    page.evaluate("document.querySelector('#preset').scrollIntoView()")
+
+
+def _show_curves(page: "Page") -> None:
+    page.evaluate("document.querySelector('#run-curves').scrollIntoView()")
+
+
+def _promote(page: "Page") -> None:
+    field = page.get_by_label("Point an alias to this model")
+    field.fill("support")
+    field.scroll_into_view_if_needed()
 
 
 if __name__ == "__main__":
