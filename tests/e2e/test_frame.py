@@ -152,13 +152,18 @@ def test_times_that_change_later_are_rewritten_once(browser: Browser, address: s
     page.context.close()
 
 
-def test_keyboard_reaches_content_and_closes_dropdowns(browser: Browser, address: str) -> None:
-    page = open_page(browser, address, "/chat")
+def test_keyboard_reaches_content(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
-    menu = page.locator("#chat-model input")
+    page.context.close()
+
+
+def test_tab_closes_dropdowns(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/classify")
+    menu = page.locator("#classify-model input")
     menu.focus()
     expect(menu).to_have_attribute("aria-expanded", "true")
     page.keyboard.press("Tab")
@@ -198,9 +203,9 @@ def test_status_for_screen_readers_is_a_word(browser: Browser, address: str) -> 
     page.evaluate(
         """() => {
           window.announced = [];
-          const status = document.querySelector("[role=status].sr-only");
-          new MutationObserver(() => { window.announced.push(status.textContent.trim()); })
-            .observe(status, {childList: true, characterData: true, subtree: true});
+          for (const status of document.querySelectorAll("[role=status].sr-only"))
+            new MutationObserver(() => { window.announced.push(status.textContent.trim()); })
+              .observe(status, {childList: true, characterData: true, subtree: true});
         }"""
     )
     page.fill("#classify-text textarea", "A text")
