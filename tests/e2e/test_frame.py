@@ -354,3 +354,24 @@ def test_action_before_gradio_has_started_is_sent_once(
         expect(page.locator("#log-text")).to_contain_text("line")
         assert page.evaluate(IS_MOVED_JS)
     assert [action for action in actions if action] == ["pause"]
+
+
+def test_page_without_its_frame_in_the_document_is_drawn_by_gradio(
+    browser: Browser, address: str
+) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+
+    def remove_frame(route: Route) -> None:
+        html = re.sub(
+            r'<div class="ts-first-view.*?</script>', "", route.fetch().text(), flags=re.DOTALL
+        )
+        route.fulfill(body=html, content_type="text/html")
+
+    for path in ("/runs", "/models"):
+        page.route(f"{address}{path}", remove_frame)
+        page.goto(f"{address}{path}")
+        expect(page.locator(READY[path])).to_be_visible()
+        expect(page.locator("h1")).to_have_count(1)
+    context.close()

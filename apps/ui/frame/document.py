@@ -54,7 +54,7 @@ def complete_document(html: str, current: str, frame: Frame | None = None) -> st
     if frame is not None:
         head += "".join(link_script(name, _EARLY) for name in frame.list_scripts())
         top += _render_first_view(title, frame)
-    head += _render_gradio_head(types)
+    head += _render_gradio_head(types, is_urgent=frame is None)
     html = _remove_script(_MANIFEST.sub("", html), _SPACES_MARK)
     html = html.replace('control_page_title="true"', 'control_page_title="false"', 1)
     # The head of Gradio begins with its character set and base.
@@ -91,16 +91,18 @@ def _render_head(title: str) -> str:
     )
 
 
-def _render_gradio_head(types: Iterable[str]) -> str:
+def _render_gradio_head(types: Iterable[str], *, is_urgent: bool) -> str:
     """Render the links to the styles of what Gradio draws, and to the files that its scripts load.
 
-    A browser would find most of these files only after it has run the scripts before them.
+    A browser would find most of these files only after it has run the scripts before them. They are
+    not urgent in a document with a frame, which is shown without them.
     """
     scripts, styles = list_needed_files(types)
+    attributes = "crossorigin" if is_urgent else 'crossorigin fetchpriority="low"'
     return (
         f'<link rel="stylesheet" href="{link_asset(PAGE_STYLE)}">'
-        + "".join(f'<link rel="modulepreload" crossorigin href="{name}">' for name in scripts)
-        + "".join(f'<link rel="preload" as="style" crossorigin href="{name}">' for name in styles)
+        + "".join(f'<link rel="modulepreload" {attributes} href="{name}">' for name in scripts)
+        + "".join(f'<link rel="preload" as="style" {attributes} href="{name}">' for name in styles)
     )
 
 
