@@ -30,4 +30,5 @@ def open_page(browser: Browser, address: str, path: str, width: int = 1280, **op
     page.goto(f"{address}{path}")
     ready = READY.get(path) or READY[path.partition("?")[0]]
     expect(page.locator(ready)).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator(".ts-first-view")).to_have_count(0)  # Gradio has started
     return page

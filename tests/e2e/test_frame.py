@@ -1,10 +1,13 @@
 """What all pages share, in a browser: theme, header, times, keyboard, 404."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
+from tests.apps.stub_api import STEPS, StubApi
 from tests.e2e.stub_pages import READY, open_page
 from tests.e2e.test_page import PATIENCE_MS, browser
 from tests.waiting import wait_until
@@ -40,6 +43,7 @@ CUT_OFF_JS = """() => [...document.querySelectorAll("label")].filter(label => {
 
 LOADED_JS = """() => performance.getEntriesByType("resource")
   .map(entry => new URL(entry.name).pathname).filter(path => path.includes("/assets/"))"""
+IS_MOVED_JS = "() => document.querySelector('gradio-app').contains(window.firstFrame)"
 
 
 @pytest.fixture
@@ -258,3 +262,120 @@ def test_document_names_all_files_that_its_scripts_load(
     named = set(re.findall(r'href="(?:\./)?assets/([^"]+)"', document))
     assert loaded == named
     page.context.close()
+
+
+@contextmanager
+def open_held(
+    browser: Browser, url: str, *, keeps_state: bool = True
+) -> Iterator[tuple[Page, Callable[[], None]]]:
+    """Open a page whose scripts of Gradio come once the yielded function is called.
+
+    Without `keeps_state`, the browser cannot move an element with its state.
+    """
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    if not keeps_state:
+        page.add_init_script("delete Element.prototype.moveBefore")
+    held: list[Route] = []
+    is_held = True
+
+    def handle(route: Route) -> None:
+        if is_held:
+            held.append(route)
+        else:
+            route.continue_()
+
+    def release() -> None:
+        nonlocal is_held
+        page.evaluate("window.firstFrame = document.querySelector('.ts-runs-page')")
+        is_held = False
+        for route in held:
+            route.continue_()
+        expect(page.locator(".ts-first-view")).to_have_count(0)
+
+    page.route("**/assets/*.js", handle)
+    page.goto(url, wait_until="commit")
+    yield page, release
+    context.close()
+    assert errors == []
+
+
+@pytest.mark.parametrize("keeps_state", [True, False])
+def test_page_is_shown_and_used_before_gradio_has_started(
+    browser: Browser, stub: StubApi, page_of_slot: str, keeps_state: bool
+) -> None:
+    for number in range(30):
+        stub.add_job(f"ftjob-{number}", "succeeded", user_provided_suffix=f"name-{number}")
+    url = f"{page_of_slot}/runs"
+    with open_held(browser, url, keeps_state=keeps_state) as (page, release):
+        rows = page.locator("#run-list tbody tr")
+        expect(rows).not_to_have_count(0)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+        expect(page.get_by_role("main")).to_have_count(1)
+        assert page.locator("gradio-app *").count() == 0
+        before = rows.last.bounding_box()
+        page.fill("#run-search", "name-17")
+        page.evaluate("window.scrollTo(0, 120)")
+        release()
+        assert page.evaluate(IS_MOVED_JS)
+        expect(page.locator("#run-search")).to_have_value("name-17")
+        expect(page.locator("#run-search")).to_be_focused()
+        expect(rows).to_have_count(1)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+        expect(page.get_by_role("main")).to_have_attribute("id", "content")
+        page.fill("#run-search", "")
+        expect(rows).not_to_have_count(1)
+        page.evaluate("window.scrollTo(0, 0)")
+        assert rows.last.bounding_box() == before
+
+
+def test_action_before_gradio_has_started_is_sent_once(
+    browser: Browser, stub: StubApi, page_of_slot: str
+) -> None:
+    stub.add_job("ftjob-1", "running", progress={"step": 2, "num_steps": STEPS, "loss": 3.0})
+    stub.runs.logs["ftjob-1"] = b"line\n" * 200
+    actions: list[str] = []
+
+    def note(request: Request) -> None:
+        if "/queue/join" in request.url and request.post_data_json:
+            actions.append(request.post_data_json["event_data"].get("action", ""))
+
+    with open_held(browser, f"{page_of_slot}/runs?run=ftjob-1") as (page, release):
+        page.on("request", note)
+        expect(page.locator("#run-status")).to_have_text("Running")
+        page.click("#run-log summary")
+        button = page.locator("#pause-button")
+        button.click()
+        expect(button).to_be_disabled()
+        expect(button).to_have_text("Pausing…")
+        assert stub.jobs["ftjob-1"]["status"] == "running"
+        release()
+        expect(page.locator("#run-status")).to_have_text("Paused")
+        expect(page.locator("#run-log")).to_have_attribute("open", "")
+        expect(page.locator("#log-text")).to_contain_text("line")
+        assert page.evaluate(IS_MOVED_JS)
+    assert [action for action in actions if action] == ["pause"]
+
+
+def test_page_without_its_frame_in_the_document_is_drawn_by_gradio(
+    browser: Browser, address: str
+) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+
+    def remove_frame(route: Route) -> None:
+        html = re.sub(
+            r'<div class="ts-first-view.*?</script>', "", route.fetch().text(), flags=re.DOTALL
+        )
+        route.fulfill(body=html, content_type="text/html")
+
+    for path in ("/runs", "/models"):
+        page.route(f"{address}{path}", remove_frame)
+        page.goto(f"{address}{path}")
+        expect(page.locator(READY[path])).to_be_visible()
+        expect(page.locator("h1")).to_have_count(1)
+    context.close()

@@ -1,16 +1,16 @@
 // The page "Evaluate": the form, and the view that the URL names, which changes as messages arrive.
 "use strict";
 
-window.tuneserveEvaluate = (() => {
+(() => {
   const VIEWS = ["list", "evaluation"];
   const NUM_LISTED = 20;
   const FIELDS = ["models", "second_model", "rows", "max_rows", "max_tokens"];
   const NUMBERS = ["max_rows", "max_tokens"];
 
   class Page extends TuneserveTab {
-    constructor(element, ask, act, first) {
-      super(element.querySelector(".ts-evaluate-page"), ask, first);
-      Object.assign(this, { act, readsMenus: true, wanted: {} });
+    constructor(root, channel, first) {
+      super(root, channel, first);
+      Object.assign(this, { readsMenus: true, wanted: {} });
       this.listen();
       this.readAddress();
     }
@@ -215,17 +215,10 @@ window.tuneserveEvaluate = (() => {
       else if (go === "all") this.showRows({ model: "" });
       else this.go("list");
     }
-
-    change(asked) {
-      this.waitFor(asked.action);
-      this.act({ ...this.describe(), ...asked });
-    }
   }
 
-  return {
-    start(element, props, watch, ask, act) {
-      const page = new Page(element, ask, act, props.value);
-      watch("value", () => page.receive(props.value));
-    },
-  };
+  tuneserveFrames.define("evaluate-page", (root, channel, first) => {
+    const page = new Page(root, channel, first);
+    return { value: (message) => page.receive(message) };
+  });
 })();

@@ -2,13 +2,12 @@
 // browser has what is chosen and entered; each request contains it (apps/ui/fine_tune/fine_tune_page.py).
 "use strict";
 
-window.tuneserveFineTune = (() => {
+(() => {
   const COOKIE = "tuneserve-choice";
   const MAX_COOKIE_CHARACTERS = 3500; // browsers keep 4096 bytes
   const COOKIE_AGE_S = 31_536_000;
   const CHECK_DELAY_MS = 400;
   const PATIENCE_MS = 60_000;
-  const TABS = ["tokens", "rows", "statistics"];
   const CHECKING = "Checking the settings…";
   const NO_SETTINGS = "There are no settings for this choice: choose it again, or reload the page.";
   const REFUSALS = {
@@ -19,14 +18,10 @@ window.tuneserveFineTune = (() => {
 
   // Requests of one kind, one at a time. Of those that are made meanwhile the newest is sent, or each
   // if all count. A request without an answer counts as answered after a minute.
-  class Channel {
-    constructor(receive, { allCount = false } = {}) {
-      Object.assign(this, { receive, allCount, send: null, waiting: [], serial: 0, isBusy: false });
-    }
-
-    connect(send) {
-      this.send = send;
-      this.next();
+  class Requests {
+    constructor(channel, event, receive, { allCount = false } = {}) {
+      Object.assign(this, { channel, event, receive, allCount, waiting: [], serial: 0, isBusy: false });
+      channel.whenOpen(() => this.next());
     }
 
     get isIdle() {
@@ -39,13 +34,13 @@ window.tuneserveFineTune = (() => {
     }
 
     next() {
-      if (!this.send || this.isBusy || !this.waiting.length) return;
+      if (!this.channel.isOpen || this.isBusy || !this.waiting.length) return;
       const asked = this.waiting.shift()();
       this.isBusy = true;
       this.serial += 1;
       this.timer = setTimeout(() => this.end(null), PATIENCE_MS);
       this.asked = asked;
-      this.send({ ...asked, serial: this.serial });
+      this.channel.send(this.event, { ...asked, serial: this.serial });
     }
 
     answer(message) {
@@ -64,19 +59,21 @@ window.tuneserveFineTune = (() => {
   }
 
   class Page {
-    constructor(element) {
-      this.root = element.querySelector(".ts-fine-tune-page");
-      Object.assign(this, { menus: {}, fitted: "", changes: new Set(), hasChoice: false, isStarting: false });
-      this.channels = {
-        choice: new Channel((message) => this.showChoice(message)),
-        ...Object.fromEntries(TABS.map((tab) => [tab, new Channel((message) => this.data.receive(tab, message))])),
-        verdict: new Channel((message) => this.showCheck(message)),
-        outcome: new Channel((message, asked) => this.endAction(message, asked), { allCount: true }),
+    constructor(root, channel) {
+      Object.assign(this, { root, menus: {}, fitted: "", changes: new Set(), hasChoice: false, isStarting: false });
+      const showTab = (tab) => new Requests(channel, "show", (message) => this.data.receive(tab, message));
+      this.requests = {
+        choice: new Requests(channel, "choose", (message) => this.showChoice(message)),
+        tokens: showTab("tokens"),
+        rows: showTab("rows"),
+        statistics: showTab("statistics"),
+        verdict: new Requests(channel, "check", (message) => this.showCheck(message)),
+        outcome: new Requests(channel, "act", (message, asked) => this.endAction(message, asked), { allCount: true }),
       };
       this.form = new TuneserveSettingForm(this.root, () => this.change(), () => this.data.refresh());
       this.data = new TuneserveDataTabs(
         this.root,
-        (tab) => this.channels[tab].ask(() => ({ ...this.describe(), ...this.data.describe(tab) })),
+        (tab) => this.requests[tab].ask(() => ({ ...this.describe(), ...this.data.describe(tab) })),
         (findings) => this.act({ action: "save", findings }),
       );
       this.listen();
@@ -151,7 +148,7 @@ window.tuneserveFineTune = (() => {
     choose(...changes) {
       for (const change of changes) this.changes.add(change);
       this.root.setAttribute("aria-busy", "true");
-      this.channels.choice.ask(() => this.describeChoice());
+      this.requests.choice.ask(() => this.describeChoice());
       this.change();
     }
 
@@ -231,14 +228,14 @@ window.tuneserveFineTune = (() => {
       this.isChecked = false;
       this.setStart(CHECKING);
       clearTimeout(this.delay);
-      if (!this.channels.choice.isIdle) return; // its answer is a change too
+      if (!this.requests.choice.isIdle) return; // its answer is a change too
       if (!this.hasChoice) this.setStart(NO_SETTINGS);
-      else this.delay = setTimeout(() => this.channels.verdict.ask(() => this.describe()), CHECK_DELAY_MS);
+      else this.delay = setTimeout(() => this.requests.verdict.ask(() => this.describe()), CHECK_DELAY_MS);
     }
 
     // Without an answer, Start itself is the check.
     showCheck(message) {
-      if (!this.hasChoice || !this.channels.choice.isIdle) return;
+      if (!this.hasChoice || !this.requests.choice.isIdle) return;
       this.isChecked = true;
       this.showVerdict(message ?? { problems: [], reason: "" });
       if (message) this.find("#estimate").innerHTML = message.estimate;
@@ -281,7 +278,7 @@ window.tuneserveFineTune = (() => {
     // ---- actions
 
     act(action) {
-      this.channels.outcome.ask(() => ({ ...this.describe(), ...action }));
+      this.requests.outcome.ask(() => ({ ...this.describe(), ...action }));
     }
 
     endAction(end, { action, data }) {
@@ -432,14 +429,9 @@ window.tuneserveFineTune = (() => {
     }
   }
 
-  return {
-    start(element, props, watch, send) {
-      const page = new Page(element);
-      page.begin(props.value);
-      for (const [kind, channel] of Object.entries(page.channels)) {
-        watch(kind, () => channel.answer(props[kind]));
-        channel.connect(send[TABS.includes(kind) ? "data" : kind]);
-      }
-    },
-  };
+  tuneserveFrames.define("fine-tune-page", (root, channel, first) => {
+    const page = new Page(root, channel);
+    page.begin(first);
+    return Object.fromEntries(Object.entries(page.requests).map(([name, request]) => [name, (message) => request.answer(message)]));
+  });
 })();

@@ -83,3 +83,6 @@ addEventListener("keydown", (event) => {
   setInterval(() => document.querySelectorAll("time[data-moment=relative]").forEach(show), REFRESH_MS);
   showAll(document.documentElement);
 })();
+
+// What the document has of the page is visible now (frame.css): translated, and with local times.
+tuneserveLanguage.ready.then(() => { document.documentElement.dataset.ready = ""; });

@@ -1,7 +1,7 @@
 // The page "Runs": asks for the view that the URL names, and puts the changes into the frame.
 "use strict";
 
-window.tuneserveRuns = (() => {
+(() => {
   const TYPING_MS = 300;
   const MAX_COMPARED = 6;
   const MAX_LOG_CHARACTERS = 400_000;
@@ -19,9 +19,9 @@ window.tuneserveRuns = (() => {
   }
 
   class Page extends TuneserveTab {
-    constructor(element, ask, act, first) {
-      super(element.querySelector(".ts-runs-page"), ask, first);
-      Object.assign(this, { act, cursors: [], log: "" });
+    constructor(root, channel, first) {
+      super(root, channel, first);
+      Object.assign(this, { cursors: [], log: "" });
       this.selected = new Set();
       this.matches = null;
       this.curves = tuneserveCurves.followRun(this.find("[data-curves=run]"));
@@ -338,11 +338,6 @@ window.tuneserveRuns = (() => {
       const focused = fields[param] && !fields[param].disabled ? fields[param] : this.find("#extend-confirm");
       if (text) focused.focus();
     }
-
-    change(asked) {
-      this.waitFor(asked.action);
-      this.act({ ...this.describe(), ...asked });
-    }
   }
 
   // Text as nodes, with what was searched for marked.
@@ -358,10 +353,8 @@ window.tuneserveRuns = (() => {
     return [...nodes, text.slice(begin)];
   }
 
-  return {
-    start(element, props, watch, ask, act) {
-      const page = new Page(element, ask, act, props.value);
-      watch("value", () => page.receive(props.value));
-    },
-  };
+  tuneserveFrames.define("runs-page", (root, channel, first) => {
+    const page = new Page(root, channel, first);
+    return { value: (message) => page.receive(message) };
+  });
 })();

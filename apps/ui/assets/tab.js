@@ -3,10 +3,10 @@
 "use strict";
 
 window.TuneserveTab = class {
-  // `root` has aria-busy until the first message, which the document may have; `ask` sends a request
-  // to the server.
-  constructor(root, ask, first) {
-    Object.assign(this, { root, ask, first, applied: 0, interval: 2, clock: 0, waitsUntil: 0, isDue: false });
+  // `root` has aria-busy until the first message, which the document may have; `channel` sends requests
+  // to the server (frames.js).
+  constructor(root, channel, first) {
+    Object.assign(this, { root, channel, first, applied: 0, interval: 2, clock: 0, waitsUntil: 0, isDue: false });
     this.html = new Map(); // by the name of its place
     this.order = new Map(); // the ids of each list
     setInterval(() => this.showDurations(), 1000);
@@ -37,15 +37,21 @@ window.TuneserveTab = class {
     if (typeof this.first === "object" && this.first) {
       const first = this.first;
       this.first = null;
-      const { responseEnd } = performance.getEntriesByType("navigation")[0] ?? { responseEnd: performance.now() };
-      first.now += (performance.now() - responseEnd) / 1000; // since the document came
+      const { responseEnd } = performance.getEntriesByType("navigation")[0] ?? {};
+      if (responseEnd) first.now += (performance.now() - responseEnd) / 1000; // since the document came
       this.receive(first);
       return;
     }
-    this.isDue = document.hidden || Date.now() < this.waitsUntil;
+    this.isDue = document.hidden || (this.channel.isOpen && Date.now() < this.waitsUntil);
     if (this.isDue) return;
     this.waitsUntil = Date.now() + 15_000;
-    this.ask(this.describe());
+    this.channel.sendNewest("ask", this.describe());
+  }
+
+  // Sends what a visitor does.
+  change(asked) {
+    this.waitFor(asked.action);
+    this.channel.send("act", { ...this.describe(), ...asked });
   }
 
   receive(message) {

@@ -271,7 +271,7 @@ window.tuneserveLanguage = (() => {
       show(menu.value);
     });
   }
-  if (first !== ENGLISH) show(first);
+  const ready = first === ENGLISH ? Promise.resolve() : show(first);
   if (first !== ENGLISH || !navigator.language?.startsWith(ENGLISH))
     tagObserver.observe(document.documentElement, { attributeFilter: ["lang"] });
 
@@ -282,5 +282,5 @@ window.tuneserveLanguage = (() => {
     return known?.text === text || !WORD.test(text) || lookUp(text.trim().replace(/\s+/g, " ")) !== null;
   }
 
-  return { findLocale, isTranslated, wanted: choose, attributes: ATTRIBUTES, kept: KEPT, names: NAMES };
+  return { ready, findLocale, isTranslated, wanted: choose, attributes: ATTRIBUTES, kept: KEPT, names: NAMES };
 })();

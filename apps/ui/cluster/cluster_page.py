@@ -13,9 +13,11 @@ from apps.client.errors import ApiClientError
 from apps.ui.cluster.cluster_markup import render_cluster
 from apps.ui.error_messages import describe_error
 from apps.ui.events import QUIET
-from apps.ui.frame.first_views import FirstViews
-from apps.ui.notices import show_notice
+from apps.ui.frame.first_views import FirstViews, Frame
+from apps.ui.frame.page_element import build_frame
+from apps.ui.notices import LOADING, show_notice
 
+FRAME = Frame("cluster-view", "<div>${value}</div>", ("cluster",))
 INTERVAL_S = 10.0
 BYTES_PER_INTERVAL = 12_000
 """A larger page is updated less often, so that an open tab causes little traffic."""
@@ -38,11 +40,7 @@ class _Page:
     def __init__(self, client: ApiClient, first_views: FirstViews) -> None:
         self._client = client
         self.notice = gr.HTML(visible=False, elem_id="cluster-notice")
-        self.view = gr.HTML(
-            first_views.mark("cluster", self.read_first, '<p class="ts-empty">Loading…</p>'),
-            elem_id="cluster-view",
-            apply_default_css=False,
-        )
+        self.view = build_frame(first_views, "cluster", FRAME, self.read_first, LOADING)
         self.timer = gr.Timer(INTERVAL_S)
         self.digest: gr.State = gr.State("")
         self.outputs = [self.notice, self.view, self.timer, self.digest]

@@ -118,5 +118,5 @@ _DIALOG = """
   </form>
 </dialog>"""
 
-EVALUATE_FRAME = f"""<div class="ts-runs-page ts-evaluate-page" data-view="list" aria-busy="true">
+EVALUATE_FRAME = f"""<div class="ts-runs-page ts-evaluate-page" aria-busy="true">
 <div id="evaluate-notice" data-part="notice"></div>{_LIST}{_VIEW}{_DIALOG}</div>"""

@@ -26,7 +26,7 @@ from apps.ui.evaluate.evaluate_request import (
 from apps.ui.evaluate.evaluation_list import read_evaluation_list
 from apps.ui.evaluate.evaluation_view import read_evaluation
 from apps.ui.evaluate.start_form import complete_request, explain_refusal, read_form
-from apps.ui.frame.first_views import FirstViews
+from apps.ui.frame.first_views import FirstViews, Frame
 from apps.ui.tab_frame import build_tab_frame
 from apps.ui.tab_state import Content, FirstStates, TabMessage, TabState, write_message
 
@@ -116,11 +116,10 @@ def build_evaluate_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _EvaluateHandlers(client)
     build_tab_frame(
-        EVALUATE_FRAME,
-        "evaluate-page",
-        SCRIPTS,
-        "window.tuneserveEvaluate.start",
+        first_views,
+        "evaluate",
+        Frame("evaluate-page", EVALUATE_FRAME, SCRIPTS),
+        page.read_first,
         page.update_evaluations,
         page.change_evaluations,
-        first_views.mark("evaluate", page.read_first),
     )

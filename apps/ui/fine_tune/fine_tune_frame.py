@@ -6,6 +6,7 @@ It never changes, so what a visitor chooses and enters in it stays.
 from apps.ui import markup
 from apps.ui.fine_tune.setting_export import FORMS
 from apps.ui.fine_tune.setting_problems import NAME_LABEL
+from apps.ui.frame.first_views import Frame
 
 INTRODUCTION = (
     "Choose a model and a file of examples. A fine-tune teaches the model to answer as the "
@@ -135,8 +136,10 @@ _DIALOG = """
     <button type="submit" id="confirm-delete" class="ts-action ts-danger">Delete</button></div>
 </form></dialog>"""
 
-FRAME = f"""<div class="ts-runs-page ts-fine-tune-page" aria-busy="true">
+_TEMPLATE = f"""<div class="ts-runs-page ts-fine-tune-page" data-view="job" aria-busy="true">
 <div class="ts-intro"><p>{INTRODUCTION}</p><p class="ts-muted">{DEMONSTRATION_NOTE}</p></div>
 <div id="fine-tune-notice" data-part="notice"></div>
 <div class="ts-halves"><div class="ts-choices">{_CHOICES}{_SETTINGS}</div>
 <div class="ts-data-half">{_DATA}</div></div>{_START}{_DIALOG}</div>"""
+
+FINE_TUNE_FRAME = Frame("fine-tune-page", _TEMPLATE, ("setting_form", "data_tabs", "fine_tune"))

@@ -22,7 +22,7 @@ from apps.ui.error_messages import describe_error
 from apps.ui.events import QUIET
 from apps.ui.fine_tune.data.data_tabs import download_findings, read_tab
 from apps.ui.fine_tune.data.file_menu import add_file
-from apps.ui.fine_tune.fine_tune_frame import FRAME
+from apps.ui.fine_tune.fine_tune_frame import FINE_TUNE_FRAME
 from apps.ui.fine_tune.fine_tune_request import (
     ActionRequest,
     ChoiceRequest,
@@ -40,11 +40,10 @@ from apps.ui.fine_tune.planned_job import (
     start_job,
     write_settings,
 )
-from apps.ui.frame.assets import link_script
 from apps.ui.frame.first_views import FirstViews
+from apps.ui.frame.page_element import build_frame
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
 
-SCRIPTS = ("setting_form", "data_tabs", "fine_tune")
 ANSWERS = ("choice", "tokens", "rows", "statistics", "verdict", "outcome")
 """The properties of the component that have answers."""
 PREVIEW_PATIENCE_S = 1.0
@@ -146,23 +145,15 @@ def _answer(kind: str, serial: int, message: Mapping[str, Any]) -> Any:
 def build_fine_tune_page(client: ApiClient, uploads: UploadFolder, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _FineTuneHandlers(client, uploads)
-    answers: dict[str, Any] = dict.fromkeys(ANSWERS)
-    frame = gr.HTML(
-        first_views.mark("", page.read_first),
-        html_template=FRAME,
-        js_on_load="""window.tuneserveFineTune.start(element, props, watch, {
-  choice: (asked) => trigger("choose", asked), data: (asked) => trigger("show", asked),
-  verdict: (asked) => trigger("check", asked), outcome: (asked) => trigger("act", asked) });""",
-        head="".join(link_script(f"{name}.js") for name in SCRIPTS),
-        apply_default_css=False,
-        elem_id="fine-tune-page",
-        **answers,
+    events = {
+        "choose": page.choose_job,
+        "show": page.show_data,
+        "check": page.check_settings,
+        "act": page.perform_action,
+    }
+    element = build_frame(
+        first_views, "", FINE_TUNE_FRAME, page.read_first, events=[*events], answers=ANSWERS
     )
-    for listen, function in (
-        (frame.choose, page.choose_job),
-        (frame.show, page.show_data),
-        (frame.check, page.check_settings),
-        (frame.act, page.perform_action),
-    ):
+    for name, function in events.items():
         # The script waits for each answer; Gradio's other modes would drop what an event carries.
-        listen(function, None, frame, trigger_mode="multiple", **QUIET)
+        getattr(element, name)(function, None, element, trigger_mode="multiple", **QUIET)

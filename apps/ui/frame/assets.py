@@ -24,9 +24,9 @@ def link_asset(name: str) -> str:
     return f"page-assets/{name}?v={_hash_asset(name)}"
 
 
-def link_script(name: str) -> str:
-    """Render the element that loads a script in `assets`, for the `head` of a component."""
-    return f'<script src="{link_asset(name)}"></script>'
+def link_script(name: str, attributes: str = "") -> str:
+    """Render the element that loads a script in `assets`."""
+    return f'<script src="{link_asset(name)}"{attributes}></script>'
 
 
 @cache

@@ -1,14 +1,15 @@
-"""What a page shows at first, in its document, so that a browser need not ask for it.
+"""What a page shows at first, in its document: its frame, and the content for it.
 
-Gradio's script asks for the content of a page once it has drawn the components. On a busy machine
-that takes as long again as the drawing. A component of such a page has a mark as its value, in
-whose place the document has the content.
+Gradio's script draws the components of a page, and asks for their content then. That takes one to
+two seconds, in which a visitor would see nothing. The document has the frame of such a page, which
+the page's script fills with the content in the document (`assets/frames.js`).
 """
 
 import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -16,7 +17,7 @@ from apps.client.errors import ApiClientError
 from apps.ui.protection.visitor import act_for
 
 ReadView = Callable[[Request], Awaitable[object]]
-"""Return the value of a component for the request of a document; may raise `ApiClientError`."""
+"""Return the content of a frame for the request of a document; may raise `ApiClientError`."""
 
 PATIENCE_S = 2.0
 """How long a document waits for its content: the page asks for it again if it is missing."""
@@ -25,29 +26,44 @@ MAX_READING = 8
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Frame:
+    """An element that a page's scripts fill with content."""
+
+    elem_id: str
+    template: str
+    """One element as HTML, with `${value}` where the content is HTML that Gradio updates."""
+    scripts: tuple[str, ...]
+    """Names in `assets`. The last one calls `tuneserveFrames.define` with the id."""
+
+    def list_scripts(self) -> list[str]:
+        """Return the names of all files that the frame needs."""
+        return ["frames.js", *(f"{name}.js" for name in self.scripts)]
+
+    def render(self) -> str:
+        """Render the frame without its content."""
+        return self.template.replace("${value}", "")
+
+
 class FirstViews:
-    """The functions that read the first content of pages, by the paths of the pages."""
+    """The frames of pages, and the functions that read their content, by the pages' paths."""
 
     def __init__(self) -> None:
+        self._frames: dict[str, Frame] = {}
         self._readers: dict[str, tuple[ReadView, object]] = {}
         self._num_reading = 0
 
-    def mark(self, path: str, read: ReadView, default: object = None) -> str:
-        """Return the mark for a component's value; `default` is its value without the content."""
+    def add(self, path: str, frame: Frame, read: ReadView, default: object = None) -> None:
+        """Add a page; `default` is its content when it cannot be read in time."""
+        self._frames[path] = frame
         self._readers[path] = (read, default)
-        return _write_mark(path)
 
-    def has(self, path: str) -> bool:
-        """Return whether the document of a page has its first content."""
-        return path in self._readers
-
-    def split(self, html: str, path: str) -> tuple[str, str] | None:
-        """Return what is before and after the mark in a document; None if it has no mark."""
-        before, mark, after = html.partition(f'"{_write_mark(path)}"')
-        return (before, after) if mark else None
+    def find(self, path: str) -> Frame | None:
+        """Return the frame of a page, if its document has one."""
+        return self._frames.get(path)
 
     async def read(self, path: str, request: Request) -> str:
-        """Return the first content of a page as JSON for the script of a document."""
+        """Return the content of a page's frame as JSON for a script element."""
         read, default = self._readers[path]
         if self._num_reading >= MAX_READING:
             return _write(default)
@@ -67,7 +83,3 @@ class FirstViews:
 def _write(value: object) -> str:
     """Return JSON that is safe in the script of a document."""
     return json.dumps(value).replace("<", "\\u003c")
-
-
-def _write_mark(path: str) -> str:
-    return f"first-view:{path}"

@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apps.middleware.cached_files import CACHED_FILE_HEADERS
-from apps.ui.frame.document import complete_document, render_document
+from apps.ui.frame.document import CONTENT_MARK, complete_document, render_document
 from apps.ui.frame.first_views import FirstViews
 from apps.ui.protection.routes import find_route
 
@@ -98,10 +98,10 @@ class _Document:
             await self._send({"type": "http.response.body", "body": self._body})
             return
         path = find_route(self._scope).strip("/")
-        html = complete_document(self._body.decode(), path)
-        is_filled = self._scope["method"] == "GET" and self._first_views.has(path)
-        if parts := self._first_views.split(html, path) if is_filled else None:
-            await self._send_parts(start, path, *parts)
+        frame = self._first_views.find(path) if self._scope["method"] == "GET" else None
+        html = complete_document(self._body.decode(), path, frame)
+        if frame is not None:
+            await self._send_parts(start, path, html)
             return
         body = html.encode()
         headers = MutableHeaders(scope=start)
@@ -110,11 +110,12 @@ class _Document:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body})
 
-    async def _send_parts(self, start: Message, path: str, before: str, after: str) -> None:
+    async def _send_parts(self, start: Message, path: str, html: str) -> None:
         """Send the part before the first content at once: a browser loads the scripts meanwhile.
 
         The parts are compressed here, because the middleware that compresses would keep the first.
         """
+        before, _, after = html.partition(CONTENT_MARK)
         request = Request(self._scope)
         headers = MutableHeaders(scope=start)
         # A browser that goes back would show the content of a document that it has stored.
@@ -127,8 +128,8 @@ class _Document:
             compressor = zlib.compressobj(_COMPRESSION_LEVEL, wbits=_GZIP_WINDOW_BITS)
         await self._send(start)
         await self._send_part(compressor, before, more_body=True)
-        value = await self._first_views.read(path, request)
-        await self._send_part(compressor, value + after, more_body=False)
+        content = await self._first_views.read(path, request)
+        await self._send_part(compressor, content + after, more_body=False)
 
     async def _send_part(self, compressor: Any, text: str, *, more_body: bool) -> None:
         body = text.encode()

@@ -22,7 +22,8 @@ from apps.client.model_resources import HubPermissions, HubTransfer, Model, Mode
 from apps.ui.chat.model_menu import TASK
 from apps.ui.error_messages import describe_error
 from apps.ui.events import QUIET
-from apps.ui.frame.first_views import FirstViews
+from apps.ui.frame.first_views import FirstViews, Frame
+from apps.ui.frame.page_element import build_frame
 from apps.ui.models.form_fields import FORMS, FormProblem, describe_refusal
 from apps.ui.models.hub_view import HubForms, render_install_form, render_transfers
 from apps.ui.models.model_actions import ModelAction, perform, read_action
@@ -34,13 +35,13 @@ from apps.ui.models.model_detail import (
 )
 from apps.ui.models.model_evaluations import MAX_SHOWN
 from apps.ui.models.model_list import HandoverHistory, render_aliases, render_models
-from apps.ui.notices import show_notice
+from apps.ui.notices import LOADING, show_notice
 
 INTERVAL_S = 15.0
 TRANSFER_INTERVAL_S = 2.0
 ASSETS = Path(__file__).parents[1] / "assets"
-SCRIPT = ASSETS / "models.js"
 TRANSFERS_SCRIPT = ASSETS / "transfers.js"
+FRAME = Frame("models-view", "<div>${value}</div>", ("models",))
 READY_JS = "() => { document.dispatchEvent(new Event('models-ready')); }"
 DONE_JS = "() => { document.dispatchEvent(new Event('models-done')); }"
 UNKNOWN_MODEL_NOTE = "There is no model {!r}; these are all."
@@ -199,12 +200,7 @@ class _Page:
             js_on_load=TRANSFERS_SCRIPT.read_text(),
             apply_default_css=False,
         )
-        self.view = gr.HTML(
-            first_views.mark("models", self.read_first, '<p class="ts-empty">Loading…</p>'),
-            elem_id="models-view",
-            js_on_load=SCRIPT.read_text(),
-            apply_default_css=False,
-        )
+        self.view = build_frame(first_views, "models", FRAME, self.read_first, LOADING)
         self.card = gr.Markdown(visible=False, elem_id="model-card")
         self.timer = gr.Timer(INTERVAL_S)
         self.shown: gr.State = gr.State(NOTHING_SHOWN)

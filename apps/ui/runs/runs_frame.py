@@ -121,5 +121,5 @@ _DIALOGS = r"""
     <button type="submit" class="ts-action ts-danger" id="delete-confirm">Delete</button></div>
 </form></dialog>"""
 
-FRAME = f"""<div class="ts-runs-page" data-view="list" aria-busy="true">
+FRAME = f"""<div class="ts-runs-page" aria-busy="true">
 <div id="runs-notice" data-part="notice"></div>{_LIST}{_RUN}{_COMPARISON}{_DIALOGS}</div>"""

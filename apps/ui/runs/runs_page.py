@@ -18,7 +18,7 @@ from apps.client.errors import ApiClientError, RequestRefusedError
 from apps.client.jobs import JobExtension
 from apps.ui import markup
 from apps.ui.error_messages import describe_error
-from apps.ui.frame.first_views import FirstViews
+from apps.ui.frame.first_views import FirstViews, Frame
 from apps.ui.runs.merging import AdapterMerger
 from apps.ui.runs.run_comparison import read_comparison
 from apps.ui.runs.run_list import read_run_list
@@ -164,11 +164,10 @@ def build_runs_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     page = _Page(client)
     build_tab_frame(
-        FRAME,
-        "runs-page",
-        SCRIPTS,
-        "window.tuneserveRuns.start",
+        first_views,
+        "runs",
+        Frame("runs-page", FRAME, SCRIPTS),
+        page.read_first,
         page.update_runs,
         page.change_run,
-        first_views.mark("runs", page.read_first),
     )

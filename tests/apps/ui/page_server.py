@@ -95,10 +95,11 @@ class PageCaller:
         text = page.partition("window.gradio_config = ")[2].partition(";</script>")[0]
         return dict(json.loads(text))
 
-    def read_value(self, path: str, elem_id: str) -> Any:
-        """Return the value that a component has in a document."""
-        components = self.read_config(path)["components"]
-        return next(c for c in components if c["props"].get("elem_id") == elem_id)["props"]["value"]
+    def read_first_content(self, path: str) -> Any:
+        """Return the content that the frame of a page has in a document."""
+        page = self.http.get(path).text
+        text = page.partition('id="first-content">')[2].partition("</script>")[0]
+        return json.loads(text)
 
     def list_functions(self) -> dict[int, dict[str, Any]]:
         """Return every function of the page by its id."""

@@ -1,6 +1,11 @@
 """Documents: what a browser gets before any script has run."""
 
-from apps.ui.frame.document import complete_document, render_document
+import re
+
+import gradio
+
+from apps.ui.frame.document import CONTENT_MARK, complete_document, render_document
+from apps.ui.frame.first_views import Frame
 from tests.apps.ui.hostile import HOSTILE, assert_escaped
 
 GRADIO = (
@@ -21,6 +26,25 @@ def test_gradios_document_is_completed() -> None:
     assert "manifest" not in html
     assert "iframeResizer" not in html
     assert "gradio_config" in html
+
+
+def test_frame_is_where_gradio_shows_it_and_its_scripts_come_first() -> None:
+    frame = Frame("runs-page", "<div>the frame</div>", ("tab", "runs"))
+    html = complete_document(f'{GRADIO}<script type="module" src="a.js">', "runs", frame)
+    page = html.partition("<body")[2]
+    assert page.index("<header") < page.index("the frame") < page.index("<gradio-app")
+    assert page.index("the frame") < page.index(CONTENT_MARK) < page.index("<gradio-app")
+    assert page.count("<main ") == page.count("<h1 ") == page.count("the frame") == 1
+    assert f"gradio-container-{gradio.__version__.replace('.', '-')}" in page
+    scripts = re.findall(r'<script src="page-assets/(\w+)\.js[^>]* defer', html)
+    assert scripts == ["translate", "page", "frames", "tab", "runs"]
+    assert html.index("page-assets/runs.js") < html.index('type="module"')
+
+
+def test_theme_follows_the_style_of_gradio() -> None:
+    html = complete_document(GRADIO.replace("</head>", '<link href="index.css"></head>'), "runs")
+    assert html.index("index.css") < html.index("theme.css") < html.index("</head>")
+    assert html.count("theme.css") == 1
 
 
 def test_script_with_attributes_is_removed_and_the_others_stay() -> None:

@@ -12,33 +12,34 @@ from starlette.responses import HTMLResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from apps.ui.frame import first_views
-from apps.ui.frame.first_views import FirstViews
+from apps.ui.frame.first_views import FirstViews, Frame
 from apps.ui.frame.page_frame import PageFrame
 from apps.ui.protection.visitor import find_visitor_key
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import StubApi
 from tests.apps.ui.page_server import PageCaller, serve_page
 
+FRAME = Frame("page-view", '<div class="frame">${value}</div>', ("models",))
 REQUEST = Request({"type": "http", "query_string": b"run=1", "headers": []})
 
 
-def fill(views: FirstViews, html: str) -> str:
-    before, after = views.split(html, "page") or ("", "")
-    return before + asyncio.run(views.read("page", REQUEST)) + after
-
-
-def test_content_takes_the_place_of_the_mark() -> None:
+def test_content_is_json_that_is_safe_in_a_script_element() -> None:
     views = FirstViews()
 
     async def read(request: Request) -> object:
         return {"run": request.query_params["run"], "html": '</script><b a="1">'}
 
-    mark = views.mark("page", read)
-    html = fill(views, f'{{"value":"{mark}","other":1}}')
-    assert "<" not in html
-    assert json.loads(html) == {"value": {"run": "1", "html": '</script><b a="1">'}, "other": 1}
-    assert views.has("page")
-    assert not views.has("other")
+    views.add("page", FRAME, read)
+    text = asyncio.run(views.read("page", REQUEST))
+    assert "<" not in text
+    assert json.loads(text) == {"run": "1", "html": '</script><b a="1">'}
+    assert views.find("page") is FRAME
+    assert views.find("other") is None
+
+
+def test_frame_is_rendered_without_its_content() -> None:
+    assert FRAME.render() == '<div class="frame"></div>'
+    assert FRAME.list_scripts() == ["frames.js", "models.js"]
 
 
 @pytest.mark.parametrize("fault", ["slow", "broken"])
@@ -53,8 +54,8 @@ def test_document_without_content_has_the_default(
             await asyncio.sleep(60)
         raise RuntimeError("a fault")
 
-    mark = views.mark("page", read, "Loading…")
-    assert json.loads(fill(views, f'["{mark}"]')) == ["Loading…"]
+    views.add("page", FRAME, read, "Loading…")
+    assert json.loads(asyncio.run(views.read("page", REQUEST))) == "Loading…"
     assert ("a fault" in caplog.text) == (fault == "broken")
 
 
@@ -62,11 +63,11 @@ def test_documents_have_what_their_address_names(api: StubApi) -> None:
     api.add_job("ftjob-1", "succeeded")
     with serve_page(UiSettings(api_url=api.url)) as url:
         visitor = PageCaller(url)
-        listed = visitor.read_value("/runs", "runs-page")
-        run = visitor.read_value("/runs?run=ftjob-1", "runs-page")
-        evaluations = visitor.read_value("/evaluate", "evaluate-page")
-        models = visitor.read_value("/models", "models-view")
-        cluster = visitor.read_value("/cluster", "cluster-view")
+        listed = visitor.read_first_content("/runs")
+        run = visitor.read_first_content("/runs?run=ftjob-1")
+        evaluations = visitor.read_first_content("/evaluate")
+        models = visitor.read_first_content("/models")
+        cluster = visitor.read_first_content("/cluster")
         kept = visitor.http.get("/runs").headers["cache-control"]
         visitor.close()
     assert (listed["place"], listed["lists"]["runs"]) == ("list  ", ["ftjob-1"])
@@ -79,16 +80,10 @@ def test_documents_have_what_their_address_names(api: StubApi) -> None:
     assert kept == "no-store"
 
 
-def test_document_without_a_mark_is_not_split() -> None:
-    views = FirstViews()
-    views.mark("page", _SlowReader())
-    assert views.split("<html></html>", "page") is None
-
-
 def test_documents_beyond_the_limit_come_without_content(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_views, "MAX_READING", 1)
     views = FirstViews()
-    views.mark("page", read := _SlowReader(), "Loading…")
+    views.add("page", FRAME, read := _SlowReader(), "Loading…")
 
     async def read_both() -> list[str]:
         return await asyncio.gather(*(views.read("page", REQUEST) for _ in range(2)))
@@ -106,7 +101,7 @@ def test_content_is_read_with_the_key_of_the_visitor() -> None:
         keys.append(find_visitor_key())
         return None
 
-    views.mark("page", read)
+    views.add("page", FRAME, read)
     headers = [(b"authorization", b"Basic OnNlY3JldA==")]  # ":secret"
     request = Request({"type": "http", "query_string": b"", "headers": headers})
     asyncio.run(views.read("page", request))
@@ -115,10 +110,10 @@ def test_content_is_read_with_the_key_of_the_visitor() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
-def test_scripts_of_a_document_are_named_before_its_content_is_known(encoding: str) -> None:
+def test_frame_and_scripts_are_sent_before_the_content_is_known(encoding: str) -> None:
     views = FirstViews()
-    mark = views.mark("runs", read_slowly := _SlowReader())
-    html = f'<html><head><base href="./"></head><body><gradio-app>["{mark}"]</gradio-app>'
+    views.add("runs", FRAME, read_slowly := _SlowReader())
+    html = '<html><head><base href="./"></head><body><gradio-app></gradio-app>'
     sent: list[tuple[bool, bytes]] = []
 
     async def send_document(scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +144,9 @@ def test_scripts_of_a_document_are_named_before_its_content_is_known(encoding: s
         unpacker = zlib.decompressobj(wbits=31)
         parts = [unpacker.decompress(body) for body in parts]
     assert b'href="page-assets/page.css' in parts[0]
-    assert parts[1].endswith(b'["the content"]</gradio-app>'[1:])
+    assert b'src="page-assets/models.js' in parts[0]
+    assert b'<div id="page-view"><div class="frame"></div></div>' in parts[0]
+    assert parts[1] == b'"the content"</script><gradio-app></gradio-app>'
 
 
 class _SlowReader:
