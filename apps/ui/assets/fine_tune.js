@@ -7,68 +7,19 @@
   const MAX_COOKIE_CHARACTERS = 3500; // browsers keep 4096 bytes
   const COOKIE_AGE_S = 31_536_000;
   const CHECK_DELAY_MS = 400;
-  const PATIENCE_MS = 60_000;
   const CHECKING = "Checking the settings…";
   const NO_SETTINGS = "There are no settings for this choice: choose it again, or reload the page.";
-  const REFUSALS = {
-    403: "This key may not upload files.",
-    413: "This file is larger than the page accepts.",
-    507: "Too many uploads are queued for import; try again later.",
-  };
-
-  // Requests of one kind, one at a time. Of those that are made meanwhile the newest is sent, or each
-  // if all count. A request without an answer counts as answered after a minute.
-  class Requests {
-    constructor(channel, event, receive, { allCount = false } = {}) {
-      Object.assign(this, { channel, event, receive, allCount, waiting: [], serial: 0, isBusy: false });
-      channel.whenOpen(() => this.next());
-    }
-
-    get isIdle() {
-      return !this.isBusy && !this.waiting.length;
-    }
-
-    ask(describe) {
-      this.waiting = this.allCount ? [...this.waiting, describe] : [describe];
-      this.next();
-    }
-
-    next() {
-      if (!this.channel.isOpen || this.isBusy || !this.waiting.length) return;
-      const asked = this.waiting.shift()();
-      this.isBusy = true;
-      this.serial += 1;
-      this.timer = setTimeout(() => this.end(null), PATIENCE_MS);
-      this.asked = asked;
-      this.channel.send(this.event, { ...asked, serial: this.serial });
-    }
-
-    answer(message) {
-      if (this.isBusy && message?.serial === this.serial) this.end(message);
-    }
-
-    // What was answered is outdated if a newer request waits.
-    end(message) {
-      const { asked } = this;
-      clearTimeout(this.timer);
-      this.isBusy = false;
-      const isOutdated = !this.allCount && this.waiting.length > 0;
-      this.next();
-      if (!isOutdated) this.receive(message, asked);
-    }
-  }
-
   class Page {
     constructor(root, channel) {
-      Object.assign(this, { root, menus: {}, fitted: "", changes: new Set(), hasChoice: false, isStarting: false });
-      const showTab = (tab) => new Requests(channel, "show", (message) => this.data.receive(tab, message));
+      Object.assign(this, { root, menus: {}, fitted: "", changes: new Set(), version: 0, hasChoice: false, isStarting: false });
+      const showTab = (tab) => new TuneserveRequests(channel, "show", (message) => this.data.receive(tab, message));
       this.requests = {
-        choice: new Requests(channel, "choose", (message) => this.showChoice(message)),
+        choice: new TuneserveRequests(channel, "choose", (message) => this.showChoice(message)),
         tokens: showTab("tokens"),
         rows: showTab("rows"),
         statistics: showTab("statistics"),
-        verdict: new Requests(channel, "check", (message) => this.showCheck(message)),
-        outcome: new Requests(channel, "act", (message, asked) => this.endAction(message, asked), { allCount: true }),
+        verdict: new TuneserveRequests(channel, "check", (message) => this.showCheck(message)),
+        outcome: new TuneserveRequests(channel, "act", (message, asked) => this.endAction(message, asked), { allCount: true }),
       };
       this.form = new TuneserveSettingForm(this.root, () => this.change(), () => this.data.refresh());
       this.data = new TuneserveDataTabs(
@@ -76,6 +27,7 @@
         (tab) => this.requests[tab].ask(() => ({ ...this.describe(), ...this.data.describe(tab) })),
         (findings) => this.act({ action: "save", findings }),
       );
+      this.upload = new TuneserveFileUpload(this.root, (path) => this.act({ action: "add", path }));
       this.listen();
     }
 
@@ -225,18 +177,22 @@
     // ---- the check, and Start
 
     change() {
-      this.isChecked = false;
+      this.version += 1; // of what is chosen and entered
       this.setStart(CHECKING);
       clearTimeout(this.delay);
       if (!this.requests.choice.isIdle) return; // its answer is a change too
       if (!this.hasChoice) this.setStart(NO_SETTINGS);
-      else this.delay = setTimeout(() => this.requests.verdict.ask(() => this.describe()), CHECK_DELAY_MS);
+      else this.delay = setTimeout(() => this.requests.verdict.ask(() => this.describeChecked()), CHECK_DELAY_MS);
+    }
+
+    describeChecked() {
+      this.checked = this.version;
+      return this.describe();
     }
 
     // Without an answer, Start itself is the check.
     showCheck(message) {
-      if (!this.hasChoice || !this.requests.choice.isIdle) return;
-      this.isChecked = true;
+      if (this.checked !== this.version) return;
       this.showVerdict(message ?? { problems: [], reason: "" });
       if (message) this.find("#estimate").innerHTML = message.estimate;
       if (this.find("#settings-export").open) this.write();
@@ -314,54 +270,8 @@
 
     // ---- uploads
 
-    upload(file) {
-      const request = new XMLHttpRequest();
-      this.transfer = request;
-      const body = new FormData();
-      body.append("files", file);
-      request.open("POST", "./gradio_api/upload");
-      request.responseType = "json";
-      this.showUpload(`Uploading ${file.name}`, 0);
-      request.upload.addEventListener("progress", ({ loaded, total }) => {
-        this.showUpload(`Uploading ${file.name}`, loaded / total);
-      });
-      request.addEventListener("load", () => this.endTransfer(request));
-      request.addEventListener("error", () => this.failUpload("The upload was interrupted: try again."));
-      request.addEventListener("abort", () => this.showUpload(""));
-      request.send(body);
-    }
-
-    endTransfer({ status, response }) {
-      const path = Array.isArray(response) ? response[0] : "";
-      if (status !== 200 || !path) this.failUpload(REFUSALS[status] ?? `The upload failed with status ${status}.`);
-      else {
-        this.showUpload("Adding the file…");
-        this.act({ action: "add", path });
-      }
-    }
-
-    showUpload(text, share) {
-      const place = this.find("#upload-progress");
-      const bar = place.querySelector("progress");
-      place.hidden = !text;
-      place.classList.remove("ts-failed");
-      bar.hidden = false;
-      if (share === undefined) bar.removeAttribute("value");
-      else bar.value = share;
-      place.querySelector("span").textContent = text;
-      this.find("#stop-upload").hidden = share === undefined;
-      this.find("#upload-button").disabled = Boolean(text);
-    }
-
-    failUpload(message) {
-      this.showUpload(message);
-      this.find("#upload-progress").classList.add("ts-failed");
-      this.find("#upload-progress progress").hidden = true;
-      this.find("#upload-button").disabled = false;
-    }
-
     endUpload(end) {
-      this.showUpload("");
+      this.upload.end();
       if (!end?.is_done) return;
       this.menu("data").append(new Option("", end.data));
       this.menu("data").value = end.data;
@@ -380,10 +290,6 @@
       this.root.addEventListener("click", ({ target }) => this.click(target));
       this.root.addEventListener("change", ({ target }) => this.changeMenu(target));
       this.find("#run-name-text").addEventListener("input", () => this.change());
-      this.find("#upload-file").addEventListener("change", ({ target }) => {
-        if (target.files[0]) this.upload(target.files[0]);
-        target.value = ""; // so that the same file can be chosen again
-      });
       this.find("#settings-export").addEventListener("toggle", ({ target }) => { if (target.open) this.write(); });
       addEventListener("pageshow", ({ persisted }) => { if (persisted) this.endStart(null); }); // the visitor went back
       this.find("#delete-file-dialog form").addEventListener("submit", () => this.act({ action: "delete" }));
@@ -405,8 +311,6 @@
       const button = target.closest("button");
       if (button?.id === "start-button") this.start();
       else if (button?.id === "start-reason") this.form.goToField(button.dataset.field);
-      else if (button?.id === "upload-button") this.find("#upload-file").click();
-      else if (button?.id === "stop-upload") this.transfer.abort();
       else if (button?.id === "delete-file") this.askToDelete();
       else if (button?.id === "keep-file") this.find("#delete-file-dialog").close();
       else if (button?.id === "import-button") this.act({ action: "fill_in", text: this.find("#import-area").value });
@@ -422,6 +326,8 @@
     // ---- the beginning
 
     begin(first) {
+      // Not in the frame: when Gradio draws its copy, a browser would move the mark there.
+      this.find("#export-form input").checked = true;
       this.readAddress();
       this.changes.add("page");
       if (first?.choice) this.showChoice(first.choice, first.tokens);

@@ -27,8 +27,7 @@ _TABS = (
     ("statistics", "Lengths and faults"),
 )
 _FORMS = "".join(
-    f'<label><input type="radio" name="export-form" value="{name}"'
-    f"{' checked' if name == 'yaml' else ''}> {label}</label>"
+    f'<label><input type="radio" name="export-form" value="{name}"> {label}</label>'
     for label, name in FORMS
 )
 
@@ -142,4 +141,8 @@ _TEMPLATE = f"""<div class="ts-runs-page ts-fine-tune-page" data-view="job" aria
 <div class="ts-halves"><div class="ts-choices">{_CHOICES}{_SETTINGS}</div>
 <div class="ts-data-half">{_DATA}</div></div>{_START}{_DIALOG}</div>"""
 
-FINE_TUNE_FRAME = Frame("fine-tune-page", _TEMPLATE, ("setting_form", "data_tabs", "fine_tune"))
+FINE_TUNE_FRAME = Frame(
+    "fine-tune-page",
+    _TEMPLATE,
+    ("requests", "setting_form", "data_tabs", "file_upload", "fine_tune"),
+)
