@@ -9,6 +9,7 @@
   const CHECK_DELAY_MS = 400;
   const CHECKING = "Checking the settings…";
   const NO_SETTINGS = "There are no settings for this choice: choose it again, or reload the page.";
+
   class Page {
     constructor(root, channel) {
       Object.assign(this, { root, menus: {}, fitted: "", changes: new Set(), version: 0, hasChoice: false, isStarting: false });
