@@ -32,7 +32,6 @@ from apps.ui.chat.model_menu import (
 )
 from apps.ui.chat.opening import Opened
 from apps.ui.chat.questions import QuestionHandlers
-from apps.ui.chat.sampling_settings import RESTORE_SETTINGS_JS, unpack_settings
 from apps.ui.chat.suggestions import suggest_questions
 from apps.ui.error_messages import describe_error
 from apps.ui.events import LATEST, LATEST_RAW, RAW, EventOptions
@@ -58,30 +57,25 @@ class _ModelHandlers:
         self._client = client
         self._ui = layout
 
-    async def open_chat(
-        self, chat: OpenChat, kept: Any, kept_settings: Any, request: gr.Request
-    ) -> Updates:
-        """Fill the model menu, and restore what the browser kept.
+    async def open_chat(self, chat: OpenChat, kept: Any, request: gr.Request) -> Updates:
+        """Fill the model menu, and restore the conversation that the browser kept.
 
         The query parameter `model` selects a model. A conversation with another model is dropped.
         A question that was sent before waits for the end.
         """
         try:
-            return await self._open(chat, kept, kept_settings, request)
+            return await self._open(chat, kept, request)
         finally:
             chat.opening.end(None)
 
-    async def _open(
-        self, chat: OpenChat, kept: Any, kept_settings: Any, request: gr.Request
-    ) -> Updates:
+    async def _open(self, chat: OpenChat, kept: Any, request: gr.Request) -> Updates:
         ui, asked = self._ui, request.query_params.get("model")
         restored = unpack_conversation(kept)
-        settings = ui.settings.restore_settings(kept_settings)
         wanted = asked or restored.asked_model
         try:
             menu = await load_menu(self._client, [wanted])
         except ApiClientError as exc:
-            return {ui.note: show_notice(describe_error(exc), "error"), **settings}
+            return {ui.note: show_notice(describe_error(exc), "error")}
         if menu.has(wanted):
             chosen: str | None = wanted
         else:
@@ -93,9 +87,8 @@ class _ModelHandlers:
         question = chat.conversation.find_unanswered()
         chat.conversation = chat.conversation.drop_unanswered()
         chat.chosen_model = chosen
-        chat.opening.end(Opened(chosen, menu, unpack_settings(kept_settings)))
+        chat.opening.end(Opened(chosen, menu))
         return {
-            **settings,
             ui.chat: chat,
             ui.model: gr.Dropdown(choices=menu.list_choices(), value=chosen),
             ui.menu: menu,
@@ -177,11 +170,10 @@ def build_chat_page(client: ApiClient) -> None:
     questions = QuestionHandlers(client, ui)
     buttons = ui.bar.buttons
     settings = ui.settings
-    restore = f"() => [{RESTORE_JS}, {RESTORE_SETTINGS_JS}]"
     shown = [ui.chat, ui.model, ui.menu, ui.note, ui.history, ui.go_on, ui.compare, ui.bar.text]
     # Every function runs through Gradio's queue; routes that bypass it are closed (exposure.py).
-    gr.on(fn=None, outputs=[ui.kept, settings.kept], js=restore, api_visibility="private").then(
-        page.open_chat, [ui.chat, ui.kept, settings.kept], [*shown, *settings.inputs], **RAW
+    gr.on(fn=None, outputs=ui.kept, js=f"() => {RESTORE_JS}", api_visibility="private").then(
+        page.open_chat, [ui.chat, ui.kept], shown, **RAW
     ).then(page.suggest, [ui.menu, ui.model], ui.history, **RAW)
     ui.timer.tick(page.refresh_chat, [ui.menu, ui.model], [ui.model, ui.menu], **RAW)
     ui.more.click(page.add_checkpoints, ui.menu, [ui.menu, ui.model], **RAW)
@@ -207,16 +199,16 @@ def build_chat_page(client: ApiClient) -> None:
     chosen.then(questions.free_buttons, ui.chat, [ui.kept, ui.go_on, *buttons], **LATEST).then(
         page.suggest, [ui.menu, ui.model], ui.history, **LATEST_RAW
     )
-    ui.program.listen(ui.chat, settings.inputs)
+    ui.program.listen(ui.chat, settings.panel)
 
 
 def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]:
     """Build the events that ask a question; return those that stream an answer."""
-    settings = ui.settings.inputs
+    settings = ui.settings.panel
     # The chat is an output so that each question restarts the hour after which Gradio deletes it.
     asked = [ui.chat, ui.history, ui.bar.text, ui.model, ui.menu, ui.note, ui.kept, ui.go_on]
-    outputs = [*asked, *settings, *ui.bar.buttons]
-    context = [ui.chat, ui.menu, ui.model, *settings]
+    outputs = [*asked, settings, *ui.bar.buttons]
+    context = [ui.chat, ui.menu, ui.model, settings]
     events = [
         gr.on(
             ui.bar.sent,
@@ -228,7 +220,7 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
         ui.history.example_select(page.ask_example, context, outputs, **RAW),
         ui.history.retry(page.ask_again, context, outputs, **RAW),
         ui.history.edit(page.ask_edited, context, outputs, **RAW),
-        ui.go_on.click(page.continue_answer, [ui.chat, *settings], outputs, **RAW),
+        ui.go_on.click(page.continue_answer, [ui.chat, settings], outputs, **RAW),
     ]
     answering: list[Dependency] = []
     for event in events:
@@ -240,7 +232,7 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
         )
         step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, *ui.bar.buttons], **LATEST).then(
             ui.program.update_code,
-            [ui.chat, ui.program.kind, *settings],
+            [ui.chat, ui.program.kind, settings],
             ui.program.code,
             **LATEST_RAW,
         )

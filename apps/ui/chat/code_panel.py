@@ -1,6 +1,6 @@
 """The panel that shows the last request of a conversation, to use it from a program."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
@@ -45,14 +45,12 @@ class CodePanel:
                 elem_id="chat-code-text",
             )
 
-    async def show_code(self, chat: OpenChat, kind: Any, request: gr.Request, *values: Any) -> str:
+    async def show_code(self, chat: OpenChat, kind: Any, values: Any, request: gr.Request) -> str:
         """Open the panel, and show the request with the settings of the page."""
         chat.shows_code = True
         return self._write(chat, kind, request, values)
 
-    async def update_code(
-        self, chat: OpenChat, kind: Any, request: gr.Request, *values: Any
-    ) -> Any:
+    async def update_code(self, chat: OpenChat, kind: Any, values: Any, request: gr.Request) -> Any:
         """Show the current request if the panel is open."""
         return self._write(chat, kind, request, values) if chat.shows_code else gr.skip()
 
@@ -60,7 +58,7 @@ class CodePanel:
         """Close the panel."""
         chat.shows_code = False
 
-    def _write(self, chat: OpenChat, kind: Any, request: gr.Request, values: Sequence[Any]) -> str:
+    def _write(self, chat: OpenChat, kind: Any, request: gr.Request, values: Any) -> str:
         settings, faults = check_settings(values)
         found = find_request(chat.conversation)
         if settings is None:
@@ -76,8 +74,8 @@ class CodePanel:
             needs_key=find_visitor_key() is not None,
         )
 
-    def listen(self, chat: gr.State, settings: Sequence[Component]) -> None:
+    def listen(self, chat: gr.State, settings: Component) -> None:
         """Show the request when the panel is opened, or another language is chosen."""
-        inputs = [chat, self.kind, *settings]
+        inputs = [chat, self.kind, settings]
         gr.on([self.box.expand, self.kind.input], self.show_code, inputs, self.code, **LATEST_RAW)
         self.box.collapse(self.hide_code, chat, None, **LATEST_RAW)

@@ -1,7 +1,6 @@
 """What the page "Chat" shows once it is filled: a question that is sent before waits for that."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,11 +10,10 @@ PATIENCE_S = 60.0
 
 
 class Opened(NamedTuple):
-    """The chosen model, the menu, and the values of the settings when the page was filled."""
+    """The chosen model and the menu when the page was filled."""
 
     model: Any
     menu: ModelMenu
-    settings: Sequence[Any]
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Questions of the page "Chat" and their streamed answers."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from html import escape
@@ -66,7 +66,7 @@ class QuestionHandlers:
         self._ui = layout
 
     async def ask(
-        self, text: Any, chat: OpenChat, menu: ModelMenu, name: Any, *values: Any
+        self, text: Any, chat: OpenChat, menu: ModelMenu, name: Any, values: Any
     ) -> Updates:
         """Add the typed question to the conversation; empty text changes nothing.
 
@@ -79,14 +79,14 @@ class QuestionHandlers:
         return await self._try_ask(question, None, (chat, menu, name), values)
 
     async def ask_example(
-        self, event: gr.SelectData, chat: OpenChat, menu: ModelMenu, name: Any, *values: Any
+        self, event: gr.SelectData, chat: OpenChat, menu: ModelMenu, name: Any, values: Any
     ) -> Updates:
         """Add a suggested question to the conversation."""
         value = event.value if isinstance(event.value, dict) else {}
-        return await self.ask(value.get("text"), chat, menu, name, *values)
+        return await self.ask(value.get("text"), chat, menu, name, values)
 
     async def ask_again(
-        self, event: gr.RetryData, chat: OpenChat, menu: ModelMenu, name: Any, *values: Any
+        self, event: gr.RetryData, chat: OpenChat, menu: ModelMenu, name: Any, values: Any
     ) -> Updates:
         """Ask the last question again, for another answer."""
         del event  # only the last answer has this button
@@ -98,7 +98,7 @@ class QuestionHandlers:
         return await self._try_ask(question, place, (chat, menu, name), values)
 
     async def ask_edited(
-        self, event: gr.EditData, chat: OpenChat, menu: ModelMenu, name: Any, *values: Any
+        self, event: gr.EditData, chat: OpenChat, menu: ModelMenu, name: Any, values: Any
     ) -> Updates:
         """Ask a changed question, and drop all that followed it."""
         place, text = find_question(chat.conversation, event.index), event.value
@@ -111,7 +111,7 @@ class QuestionHandlers:
         question: str,
         place: int | None,
         context: tuple[OpenChat, ModelMenu, Any],
-        values: Sequence[Any],
+        values: Any,
     ) -> Updates:
         """Ask a question in place of the message `place`, or after the last message.
 
@@ -120,7 +120,7 @@ class QuestionHandlers:
         ui, (chat, menu, name) = self._ui, context
         opened = await chat.opening.wait() if name in (None, "") else None
         if opened and chat.chosen_model == opened.model:
-            name, menu, values = opened  # sent before the browser showed this
+            name, menu = opened  # sent before the browser showed this
         settings, faults = check_settings(values)
         shown: Updates = {} if place is None else {ui.history: chat.conversation.to_chatbot()}
         if settings is None:
@@ -176,7 +176,7 @@ class QuestionHandlers:
             raise QuestionRefusedError(CHOSEN_WARNING)
         return current
 
-    async def continue_answer(self, chat: OpenChat, *values: Any) -> Updates:
+    async def continue_answer(self, chat: OpenChat, values: Any) -> Updates:
         """Continue the last answer, which ended at the limit on tokens."""
         ui = self._ui
         settings, faults = check_settings(values)

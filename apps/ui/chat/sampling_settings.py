@@ -3,15 +3,16 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from math import isfinite
 from typing import Any, NamedTuple
 
 import gradio as gr
 from gradio.blocks import Block
-from gradio.components import Component
 
 from apps.client.text import Message, Sampling
-from apps.ui.events import LATEST_RAW, QUIET
+from apps.ui.events import LATEST_RAW
+from apps.ui.frame.assets import link_script
 
 MAX_SYSTEM_CHARACTERS = 4_000
 MAX_TOKENS = 2**31 - 1
@@ -19,8 +20,10 @@ MAX_SEED = 2**53 - 1  # a browser's numbers are exact up to here
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_QUOTED_CHARACTERS = 40
-STORE_SETTINGS_JS = "(text) => { localStorage.setItem('tuneserve-chat-settings', text); }"
-RESTORE_SETTINGS_JS = "localStorage.getItem('tuneserve-chat-settings') || ''"
+_ROWS = {"system": 2, "stop": 1}
+"""Lines of the settings that are texts."""
+_STEPS = {"temperature": (0.1, 2), "top_p": (0.05, 1)}
+"""Steps and highest values of the settings that have a slider."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,13 @@ FIELDS: Mapping[str, _Field] = {
 }
 
 
-def check_settings(values: Sequence[Any]) -> tuple[AnswerSettings | None, dict[str, str]]:
-    """Read the values of all fields, in their order.
+def check_settings(sent: Any) -> tuple[AnswerSettings | None, dict[str, str]]:
+    """Read the contents of the fields, as the browser sends them: a list in the order of `FIELDS`.
 
-    Return the settings, or None and a message for each field with an invalid value.
+    Return the settings, or None and a message for each field with an invalid value. Anything but
+    such a list, which our script never sends, stands for the defaults.
     """
+    values = sent if isinstance(sent, list) and len(sent) == len(FIELDS) else list_defaults()
     read: dict[str, Any] = {}
     faults: dict[str, str] = {}
     for (name, field), value in zip(FIELDS.items(), values, strict=True):
@@ -160,103 +165,71 @@ def check_settings(values: Sequence[Any]) -> tuple[AnswerSettings | None, dict[s
     return AnswerSettings(system=read.pop("system"), sampling=Sampling(**read)), {}
 
 
-def pack_settings(values: Sequence[Any]) -> str:
-    """Return the values of all fields as the text that the browser keeps."""
-    return json.dumps(dict(zip(FIELDS, values, strict=True)), ensure_ascii=False)
-
-
-def unpack_settings(text: Any) -> list[Any]:
-    """Return the values of all fields from the text that the browser kept.
-
-    A value that is missing or invalid is the default.
-    """
-    try:
-        kept = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        kept = None
-    values = []
-    for name, field in FIELDS.items():
-        value = kept.get(name, field.default) if isinstance(kept, dict) else field.default
-        try:
-            field.read(field.label, value)
-        except ValueError:
-            value = field.default
-        values.append(value)
-    return values
+def list_defaults() -> list[Any]:
+    """Return the contents of the fields at first."""
+    return [field.default for field in FIELDS.values()]
 
 
 class SettingsPanel:
-    """The fields of the settings, and the hidden text that the browser keeps."""
+    """The fields of the settings, which the script `sampling_settings.js` keeps in the browser."""
 
     def __init__(self, *, is_open: bool) -> None:
-        with gr.Accordion("Settings", open=is_open, elem_id="chat-settings"):
-            self.fields: dict[str, gr.Textbox | gr.Number | gr.Slider] = {
-                name: _build_field(name, field) for name, field in FIELDS.items()
-            }
-            self.reset = gr.Button("Reset settings", size="sm", elem_id="reset-settings")
-        self.kept = gr.Textbox(visible="hidden", elem_id="chat-kept-settings", show_label=False)
-
-    @property
-    def inputs(self) -> list[Component]:
-        """The fields in their order."""
-        return list(self.fields.values())
+        self.panel = gr.HTML(
+            list_defaults(),
+            html_template=render_panel(is_open=is_open),
+            js_on_load="""tuneserveSampling.start(element, props, watch,
+  () => trigger("input"));""",
+            head=link_script("sampling_settings.js"),
+            apply_default_css=False,
+            elem_id="chat-settings",
+            faults={},
+        )
 
     def show_faults(self, faults: Mapping[str, str]) -> dict[Block, Any]:
-        """Show the message of each invalid field in its label, and the help of the others."""
-        return {
-            component: type(component)(
-                info=faults.get(name, FIELDS[name].info),
-                elem_classes=["ts-invalid"] if name in faults else [],
-            )
-            for name, component in self.fields.items()
-        }
+        """Show the message of each invalid field in place of its help."""
+        return {self.panel: gr.HTML(faults=dict(faults))}
 
-    def keep_settings(self, *values: Any) -> dict[Block, Any]:
-        """Check the fields; the browser keeps their values if all are valid."""
-        settings, faults = check_settings(values)
-        kept = gr.skip() if settings is None else pack_settings(values)
-        return {self.kept: kept, **self.show_faults(faults)}
-
-    def restore_settings(self, text: Any) -> dict[Block, Any]:
-        """Fill the fields with the values that the browser kept."""
-        values = unpack_settings(text)
-        updates: dict[Block, Any] = {}
-        updates.update(zip(self.inputs, values, strict=True))
-        return updates
-
-    def reset_settings(self) -> dict[Block, Any]:
-        """Fill the fields with the defaults."""
-        values = [field.default for field in FIELDS.values()]
-        shown: dict[Block, Any] = {
-            component: type(component)(value=value, info=field.info, elem_classes=[])
-            for component, value, field in zip(self.inputs, values, FIELDS.values(), strict=True)
-        }
-        return {**shown, self.kept: pack_settings(values)}
+    def check_fields(self, sent: Any) -> dict[Block, Any]:
+        """Check what the fields contain."""
+        return self.show_faults(check_settings(sent)[1])
 
     def listen(self) -> None:
-        """Let the browser keep the settings that a visitor changes."""
-        gr.on(
-            [component.input for component in self.fields.values()],
-            self.keep_settings,
-            self.inputs,
-            [self.kept, *self.inputs],
-            **LATEST_RAW,
-        )
-        self.reset.click(self.reset_settings, None, [self.kept, *self.inputs], **QUIET)
-        self.kept.change(None, self.kept, js=STORE_SETTINGS_JS)
+        """Check the settings that a visitor changes."""
+        self.panel.input(self.check_fields, self.panel, self.panel, **LATEST_RAW)
 
 
-def _build_field(name: str, field: _Field) -> gr.Textbox | gr.Number | gr.Slider:
-    elem_id = f"chat-{name.replace('_', '-')}"
-    common: dict[str, Any] = {"label": field.label, "info": field.info, "elem_id": elem_id}
-    if name == "system":
-        return gr.Textbox(lines=2, max_lines=8, placeholder="None", **common)
-    if name == "stop":
-        return gr.Textbox(lines=1, max_lines=4, placeholder="None", **common)
-    if name == "temperature":
-        return gr.Slider(0, 2, field.default, step=0.1, **common)
-    if name == "top_p":
-        return gr.Slider(0, 1, field.default, step=0.05, **common)
-    if name == "seed":
-        return gr.Number(None, precision=0, placeholder="Random", **common)
-    return gr.Number(field.default, precision=0, minimum=1, **common)
+def render_panel(*, is_open: bool) -> str:
+    """Render all fields and the button that resets them, in a part that can be opened."""
+    fields = "".join(_render_field(name, field) for name, field in FIELDS.items())
+    return (
+        f'<details class="ts-more"{" open" if is_open else ""}><summary>Settings</summary>'
+        f'{fields}<button type="button" id="reset-settings" class="ts-action">Reset settings'
+        "</button></details>"
+    )
+
+
+def _render_field(name: str, field: _Field) -> str:
+    elem_id = "chat-stop-texts" if name == "stop" else f"chat-{name.replace('_', '-')}"
+    common = (
+        f'id="{elem_id}-input" data-default="{escape(json.dumps(field.default))}" '
+        f'aria-describedby="{elem_id}-info" autocomplete="off"'
+    )
+    slider = ""
+    if name in _ROWS:
+        field_html = f'<textarea {common} rows="{_ROWS[name]}" placeholder="None"></textarea>'
+    else:
+        step, high = _STEPS.get(name, (1, None))
+        if high is not None:
+            slider = (
+                f'<input type="range" min="0" max="{high}" step="{step}" '
+                f'aria-label="{field.label}">'
+            )
+        hint = ' placeholder="Random"' if field.default is None else ""
+        shown = "" if field.default is None else field.default
+        field_html = f'<input type="number" step="{step}" value="{shown}" {common}{hint}>'
+    return (
+        f'<div class="ts-field ts-sampling" id="{elem_id}" data-name="{name}">'
+        f'<label for="{elem_id}-input">{field.label}</label><div>{slider}{field_html}</div>'
+        f'<p class="ts-note" id="{elem_id}-info" data-info="{escape(field.info)}">'
+        f"{escape(field.info)}</p></div>"
+    )

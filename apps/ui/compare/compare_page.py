@@ -26,13 +26,13 @@ from apps.ui.chat.questions import (
     MAX_QUESTION_CHARACTERS,
     find_conversation,
 )
-from apps.ui.chat.sampling_settings import RESTORE_SETTINGS_JS, AnswerSettings, check_settings
+from apps.ui.chat.sampling_settings import AnswerSettings, check_settings
 from apps.ui.chat.suggestions import suggest_questions
 from apps.ui.compare.compare_layout import CompareLayout
 from apps.ui.compare.comparison import MAX_COLUMNS, Comparison
 from apps.ui.compare.merged_answers import ColumnStep, MergedAnswers
 from apps.ui.error_messages import describe_error
-from apps.ui.events import LATEST, LATEST_RAW, QUIET, RAW, EventOptions
+from apps.ui.events import LATEST, LATEST_RAW, RAW, EventOptions
 from apps.ui.notices import show_notice
 
 FEW_MODELS_NOTE = "Choose two to four models."
@@ -61,23 +61,19 @@ class _CompareHandlers:
         self._client = client
         self._ui = layout
 
-    async def open_compare(
-        self, comparison: Comparison, kept_settings: Any, request: gr.Request
-    ) -> Updates:
+    async def open_compare(self, comparison: Comparison, request: gr.Request) -> Updates:
         """Show the models that the query parameter `models` names, separated by commas."""
         ui = self._ui
         asked = [name for name in request.query_params.get("models", "").split(",") if name]
-        settings = ui.settings.restore_settings(kept_settings)
         try:
             menu = await load_menu(self._client, asked)
         except ApiClientError as exc:
-            return {ui.note: show_notice(describe_error(exc), "error"), **settings}
+            return {ui.note: show_notice(describe_error(exc), "error")}
         known = list(dict.fromkeys(name for name in asked if menu.has(name)))
         unknown = [name for name in asked if not menu.has(name)]
         comparison.choose(known[:MAX_COLUMNS] if asked else choose_default(menu))
         names = comparison.names
         return {
-            **settings,
             ui.comparison: comparison,
             ui.menu: menu,
             ui.models: gr.Dropdown(choices=menu.list_choices(), value=names),
@@ -104,7 +100,7 @@ class _CompareHandlers:
         return {column.history: gr.Chatbot(examples=examples) for column in self._ui.columns}
 
     async def ask_all(
-        self, text: Any, comparison: Comparison, menu: ModelMenu, *values: Any
+        self, text: Any, comparison: Comparison, menu: ModelMenu, values: Any
     ) -> Updates:
         """Add the typed question to all conversations; a refused one stays in the text field."""
         ui = self._ui
@@ -135,11 +131,11 @@ class _CompareHandlers:
         }
 
     async def ask_all_example(
-        self, event: gr.SelectData, comparison: Comparison, menu: ModelMenu, *values: Any
+        self, event: gr.SelectData, comparison: Comparison, menu: ModelMenu, values: Any
     ) -> Updates:
         """Add a suggested question to all conversations."""
         value = event.value if isinstance(event.value, dict) else {}
-        return await self.ask_all(value.get("text"), comparison, menu, *values)
+        return await self.ask_all(value.get("text"), comparison, menu, values)
 
     async def respond_all(self, comparison: Comparison) -> AsyncGenerator[Updates, None]:
         """Stream the answers of all models into their columns.
@@ -258,12 +254,12 @@ def build_compare_page(client: ApiClient) -> None:
     # The state is an output so that each question restarts the hour after which Gradio deletes it.
     shown = [ui.comparison, ui.menu, ui.models, ui.note, *ui.column_outputs]
     histories = [column.history for column in ui.columns]
-    gr.on(fn=None, outputs=settings.kept, js=f"() => {RESTORE_SETTINGS_JS}", **QUIET).then(
-        page.open_compare, [ui.comparison, settings.kept], [*shown, *settings.inputs], **RAW
-    ).then(page.suggest_all, [ui.comparison, ui.menu], histories, **RAW)
+    gr.on(fn=page.open_compare, inputs=ui.comparison, outputs=shown, **RAW).then(
+        page.suggest_all, [ui.comparison, ui.menu], histories, **RAW
+    )
     settings.listen()
-    context = [ui.comparison, ui.menu, *settings.inputs]
-    outputs = [*shown, ui.bar.text, *settings.inputs, *buttons]
+    context = [ui.comparison, ui.menu, settings.panel]
+    outputs = [*shown, ui.bar.text, settings.panel, *buttons]
     answering: list[Dependency] = []
     for event in (
         gr.on(

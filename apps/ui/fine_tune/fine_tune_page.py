@@ -33,13 +33,14 @@ from apps.ui.fine_tune.fine_tune_request import (
     read_data_request,
     read_fields_request,
 )
-from apps.ui.fine_tune.job_choice import read_choice
+from apps.ui.fine_tune.job_choice import JobChoice, read_choice
 from apps.ui.fine_tune.planned_job import (
     check_job,
     fill_in_settings,
     start_job,
     write_settings,
 )
+from apps.ui.fine_tune.setting_form import SettingForm
 from apps.ui.frame.first_views import FirstViews
 from apps.ui.frame.page_element import build_frame
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
@@ -60,35 +61,32 @@ class _FineTuneHandlers:
 
     async def read_first(self, request: Request) -> Mapping[str, Any]:
         """Return the first choice and the preview of its data, for the document."""
-        choice = await self._read_choice(read_address(request.query_params, request.cookies))
-        asked = DataRequest(
-            model=choice.get("model") or "",
-            task=choice.get("task") or "",
-            data=choice.get("data") or "",
-            fields=choice.get("entered", {}),
-        )
+        asked = read_address(request.query_params, request.cookies)
         try:
-            tokens = await asyncio.wait_for(read_tab(self._client, asked), PREVIEW_PATIENCE_S)
+            choice = await read_choice(self._client, asked)
+        except ApiClientError as exc:
+            return {"choice": _describe_failure(asked, exc)}
+        message = {"choice": _describe_choice(choice)}
+        try:
+            tokens = await asyncio.wait_for(self._read_preview(choice), PREVIEW_PATIENCE_S)
         except TimeoutError:  # the script asks for it
-            return {"choice": choice}
-        return {"choice": choice, "tokens": tokens}
+            return message
+        return {**message, "tokens": tokens}
+
+    async def _read_preview(self, choice: JobChoice) -> Mapping[str, Any]:
+        chosen = {"model": choice.model or "", "data": choice.data or ""}
+        asked = DataRequest.model_validate({**chosen, "fields": choice.entered})
+        form = SettingForm(choice.defaults) if choice.defaults else None
+        return await read_tab(self._client, asked, form)
 
     async def choose_job(self, event: gr.EventData) -> Any:
         """Return what belongs to a choice."""
         asked = read_choice_request(event._data)
-        return _answer("choice", asked.serial, await self._read_choice(asked))
-
-    async def _read_choice(self, asked: ChoiceRequest) -> Mapping[str, Any]:
         try:
-            choice = await read_choice(self._client, asked)
+            message = _describe_choice(await read_choice(self._client, asked))
         except ApiClientError as exc:
-            message = describe_error(exc)
-            if "page" in asked.changes:
-                message += " Reload the page to try again."
-            return {"notice": markup.render_notice(message, "error")}
-        notice = choice.former.notice if choice.former is not None else ""
-        shown = markup.render_notice(notice) if notice else ""
-        return {"notice": shown, **choice.to_message()}
+            message = _describe_failure(asked, exc)
+        return _answer("choice", asked.serial, message)
 
     async def show_data(self, event: gr.EventData) -> Any:
         """Return what a tab with data shows."""
@@ -134,6 +132,19 @@ class _FineTuneHandlers:
                 return await fill_in_settings(client, asked)
             case "save":
                 return {"is_done": True, **await download_findings(client, asked, asked.findings)}
+
+
+def _describe_choice(choice: JobChoice) -> Mapping[str, Any]:
+    notice = choice.former.notice if choice.former is not None else ""
+    return {"notice": markup.render_notice(notice), **choice.to_message()}
+
+
+def _describe_failure(asked: ChoiceRequest, exc: ApiClientError) -> Mapping[str, Any]:
+    """Return why a choice has no settings."""
+    message = describe_error(exc)
+    if "page" in asked.changes:
+        message += " Reload the page to try again."
+    return {"notice": markup.render_notice(message, "error")}
 
 
 def _answer(kind: str, serial: int, message: Mapping[str, Any]) -> Any:

@@ -121,10 +121,11 @@ async def read_choice(client: ApiClient, asked: ChoiceRequest) -> JobChoice:
         await wait_for_check(client, asked.data)
     sources = await _read_sources(client, asked)
     asked = _choose(asked, sources)
+    file = await _find_file(client, asked.data, sources)
     found, facts, defaults = await asyncio.gather(
-        read_columns(client, asked.data or None),
+        read_columns(client, file),
         _read_facts(client, asked),
-        _read_defaults(client, asked, sources.former),
+        _read_defaults(client, asked, sources.former, file),
     )
     task = str(defaults["task"]) if defaults else DEFAULT_TASK
     entered, menus = _fit_columns(asked, found, task)
@@ -182,7 +183,7 @@ def _choose(asked: ChoiceRequest, sources: _Sources) -> ChoiceRequest:
 
 
 async def _read_defaults(
-    client: ApiClient, asked: ChoiceRequest, former: FormerRun | None
+    client: ApiClient, asked: ChoiceRequest, former: FormerRun | None, file: File | None
 ) -> Mapping[str, Any] | None:
     """Return the default settings of the model as plain data; None without a model.
 
@@ -193,24 +194,22 @@ async def _read_defaults(
         return former.defaults
     if not asked.model:
         return None
+    task: str | None = asked.task or None
     if asked.changes & {"page", "model", "data"}:
-        own, task = await asyncio.gather(
-            client.jobs.get_defaults(asked.model), _find_task(client, asked.data)
-        )
+        task = file.check.task if file is not None and file.check else None
         task = task or (asked.task if asked.recalls else None)
+        own = await client.jobs.get_defaults(asked.model)
         if task is None or task == own.task or task not in own.tasks:
             return own.model_dump(by_alias=True)
-    else:
-        task = asked.task
-    return (await client.jobs.get_defaults(asked.model, task or None)).model_dump(by_alias=True)
+    return (await client.jobs.get_defaults(asked.model, task)).model_dump(by_alias=True)
 
 
-async def _find_task(client: ApiClient, data: str) -> str | None:
-    """Return the task that the rows of a file are for; None if its check does not say."""
+async def _find_file(client: ApiClient, data: str, sources: _Sources) -> File | None:
+    """Return the chosen file, which is asked for only if it was not listed."""
     if not data:
         return None
-    file = await client.files.get(data)
-    return file.check.task if file.check else None
+    listed = (file for file in sources.files or () if file.id == data)
+    return next(listed, None) or await client.files.get(data)
 
 
 def _fit_columns(

@@ -1,6 +1,5 @@
 """Which column of a file is what: menus that set `columns`, with a guess for unknown names."""
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
+from apps.client.resources import File
 from apps.ui.fine_tune.data.file_menu import has_unknown_columns
 
 COLUMNS = "columns"
@@ -150,17 +150,15 @@ def list_other_parts(task: str) -> set[str]:
     return {part for parts in PARTS.values() for part in parts} - set(PARTS.get(task, {}))
 
 
-async def read_columns(client: ApiClient, data: str | None) -> FileColumns:
+async def read_columns(client: ApiClient, file: File | None) -> FileColumns:
     """Read the columns of a file; none if it cannot be read, which the preview reports."""
-    if not data:
+    if file is None:
         return FileColumns(None)
     try:
-        page, file = await asyncio.gather(
-            client.rows.read_page(data, limit=1), client.files.get(data)
-        )
+        page = await client.rows.read_page(file.id, limit=1)
     except ApiClientError:
-        return FileColumns(data)
-    return FileColumns(data, page.columns, has_unknown_columns(file))
+        return FileColumns(file.id)
+    return FileColumns(file.id, page.columns, has_unknown_columns(file))
 
 
 def fit_columns(

@@ -13,7 +13,7 @@ from apps.ui.fine_tune.data.row_browser import read_rows, render_rows
 from apps.ui.fine_tune.data.row_statistics import read_statistics
 from apps.ui.fine_tune.fine_tune_request import DataRequest, FieldsRequest
 from apps.ui.fine_tune.planned_job import read_form
-from apps.ui.fine_tune.setting_form import collect_row_settings
+from apps.ui.fine_tune.setting_form import SettingForm, collect_row_settings
 
 _NOTHING = {
     "tokens": "Choose a model and data to see the first rows here.",
@@ -22,17 +22,20 @@ _NOTHING = {
 }
 
 
-async def read_tab(client: ApiClient, asked: DataRequest) -> Mapping[str, Any]:
+async def read_tab(
+    client: ApiClient, asked: DataRequest, form: SettingForm | None = None
+) -> Mapping[str, Any]:
     """Return what a tab shows: `html`, and what the buttons below it need.
 
-    A fault, of the API or of a setting, is what the tab shows.
+    A fault, of the API or of a setting, is what the tab shows. `form` has the settings of the model
+    and the task, if they were read already.
     """
     if not asked.data or (asked.tab != "rows" and not asked.model):
         return {"html": markup.render_notice(_NOTHING[asked.tab])}
     try:
         if asked.tab == "rows":
             return await _read_row_page(client, asked)
-        settings = await _read_row_settings(client, asked)
+        settings = await _read_row_settings(client, asked, form)
         if asked.tab == "statistics":
             return await _read_statistics(client, asked, settings)
         preview = await client.files.preview(asked.data, asked.model, training=settings or None)
@@ -73,7 +76,9 @@ async def download_findings(
     return {"name": f"{asked.data}-{kind}.csv", "text": text}
 
 
-async def _read_row_settings(client: ApiClient, asked: FieldsRequest) -> Mapping[str, object]:
+async def _read_row_settings(
+    client: ApiClient, asked: FieldsRequest, form: SettingForm | None = None
+) -> Mapping[str, object]:
     """Return the settings in the fields that affect rows."""
-    form = await read_form(client, asked)
+    form = form or await read_form(client, asked)
     return collect_row_settings(form.defaults, asked.fields)

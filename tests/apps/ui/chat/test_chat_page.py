@@ -44,7 +44,7 @@ class Tab:
 
     def ask(self, text: Any, model: Any = "latest", **settings: Any) -> Result:
         """Call the function that adds a question."""
-        return self.call("ask", text, None, None, model, *list_values(**settings))
+        return self.call("ask", text, None, None, model, list_values(**settings))
 
     def respond(self) -> Result:
         """Call the function that streams the answer."""
@@ -109,7 +109,7 @@ def test_conversation_is_not_shared_between_tabs(tab: Tab, stub: StubApi) -> Non
 @pytest.mark.parametrize("model", [None, "", "gone", ["latest"], 7])
 def test_question_without_valid_model_is_not_sent(tab: Tab, stub: StubApi, model: Any) -> None:
     """In particular, the question is not sent to the model that 'latest' names."""
-    tab.call("open_chat", None, "", "")
+    tab.call("open_chat", None, "")
     tab.choose(model)
     asked, _ = tab.send("hello", model)
     assert stub.bodies == []
@@ -120,9 +120,9 @@ def test_question_without_valid_model_is_not_sent(tab: Tab, stub: StubApi, model
 def test_question_that_is_sent_before_the_browser_shows_the_model_is_answered(
     tab: Tab, stub: StubApi, name: Any
 ) -> None:
-    kept = json.dumps({"temperature": 0.5})
-    tab.call("open_chat", None, "", kept)
-    tab.send("hello", name)
+    tab.call("open_chat", None, "")
+    tab.ask("hello", name, temperature=0.5)
+    tab.respond()
     (body,) = stub.bodies
     assert (body["model"], list_questions(body)) == ("latest", ["hello"])
     assert body["temperature"] == 0.5
@@ -132,9 +132,9 @@ def test_question_that_is_sent_before_the_browser_shows_the_model_is_answered(
 def test_question_that_is_sent_before_the_page_is_filled_waits_for_it(
     tab: Tab, stub: StubApi, name: Any
 ) -> None:
-    tab.start("ask", "hello", None, None, name, *list_values())
-    kept = json.dumps({"temperature": 0.5, "max_tokens": 7})
-    assert "latest → base-tuned" in tab.call("open_chat", None, "", kept).text
+    settings = list_values(temperature=0.5, max_tokens=7)
+    tab.start("ask", "hello", None, None, name, settings)
+    assert "latest → base-tuned" in tab.call("open_chat", None, "").text
     wait_until(lambda: tab.respond() and stub.bodies, 20, "the question is sent")
     (body,) = stub.bodies
     assert (body["model"], list_questions(body)) == ("latest", ["hello"])
@@ -145,8 +145,8 @@ def test_question_is_refused_if_the_page_could_not_be_filled(page_url: str, stub
     stub.bodies.clear()
     visitor = PageCaller(page_url, {"model": "gone"})
     tab = Tab(visitor)
-    tab.start("ask", "hello", None, None, None, *list_values())
-    tab.call("open_chat", None, "", "")
+    tab.start("ask", "hello", None, None, None, list_values())
+    tab.call("open_chat", None, "")
     tab.send("hello again", None)
     visitor.close()
     assert stub.bodies == []
@@ -154,7 +154,7 @@ def test_question_is_refused_if_the_page_could_not_be_filled(page_url: str, stub
 
 def test_unknown_model_in_url_is_reported(page_url: str) -> None:
     visitor = PageCaller(page_url, {"model": "gone"})
-    opened = Tab(visitor).call("open_chat", None, "", "")
+    opened = Tab(visitor).call("open_chat", None, "")
     visitor.close()
     assert "There is no model &#x27;gone&#x27;" in opened.text
     assert '"value":null' in opened.text
@@ -163,12 +163,12 @@ def test_unknown_model_in_url_is_reported(page_url: str) -> None:
 
 def test_known_model_in_url_is_selected(page_url: str) -> None:
     visitor = PageCaller(page_url, {"model": "base"})
-    assert '"value":"base"' in Tab(visitor).call("open_chat", None, "", "").text
+    assert '"value":"base"' in Tab(visitor).call("open_chat", None, "").text
     visitor.close()
 
 
 def test_open_tab_shows_moved_alias(tab: Tab, stub: StubApi) -> None:
-    assert "latest → base-tuned" in tab.call("open_chat", None, "", "").text
+    assert "latest → base-tuned" in tab.call("open_chat", None, "").text
     assert "latest →" not in tab.call("refresh_chat", None, "latest").text  # nothing has changed
     stub.latest = "newer"
     refreshed = tab.call("refresh_chat", None, "latest").text
@@ -177,7 +177,7 @@ def test_open_tab_shows_moved_alias(tab: Tab, stub: StubApi) -> None:
 
 
 def test_deleted_model_is_deselected(tab: Tab, stub: StubApi) -> None:
-    tab.call("open_chat", None, "", "")
+    tab.call("open_chat", None, "")
     stub.latest = "newer"
     assert '"value":null' in tab.call("refresh_chat", None, "gone").text
 
@@ -273,7 +273,7 @@ def test_concurrent_change_of_model_and_question_lose_no_question(tab: Tab, stub
     stub.holds.append(held)
     events = {
         tab.start("choose", None, None, "base", ""),
-        tab.start("ask", "second", None, None, "base", *list_values()),
+        tab.start("ask", "second", None, None, "base", list_values()),
     }
     for event_id, _ in tab.visitor.follow(tab.session):
         held.set()  # lets the other call, which waits for the model list, continue
@@ -289,7 +289,7 @@ def test_question_stays_in_field_if_model_changes_before_it_is_sent(
 ) -> None:
     held = threading.Event()
     stub.holds.append(held)
-    asked = tab.start("ask", "second", None, None, "latest", *list_values())
+    asked = tab.start("ask", "second", None, None, "latest", list_values())
     wait_until(lambda: not stub.holds, 20, "the question waits for the models")
     chosen = tab.start("choose", None, None, "base", "second")
     results = {}
@@ -340,8 +340,8 @@ def test_invalid_setting_is_named_at_its_field(
 ) -> None:
     refused = tab.ask("hello", **{name: value})
     outputs = json.loads(refused.text.rpartition("data: ")[2])["output"]["data"]
-    (field,) = [output for output in outputs if output and output.get("info") == message]
-    assert field["elem_classes"] == ["ts-invalid"]
+    (panel,) = [output for output in outputs if output and "faults" in output.get("props", {})]
+    assert panel["props"]["faults"] == {name: message}
     assert "hello" not in str(outputs), "the typed text was lost, or the question was shown"
     tab.respond()
     assert stub.bodies == []
@@ -362,7 +362,7 @@ def test_last_question_is_asked_again(tab: Tab, stub: StubApi) -> None:
     tab.send("first")
     tab.send("second")
     data = {"index": 2, "value": "second"}
-    tab.call_with("ask_again", data, None, None, "latest", *list_values(temperature=1.0))
+    tab.call_with("ask_again", data, None, None, "latest", list_values(temperature=1.0))
     assert "Hello there" in tab.respond().text
     assert list_questions(stub.bodies[-1]) == ["first", "second"]
     assert stub.bodies[-1]["temperature"] == 1
@@ -373,7 +373,7 @@ def test_edited_question_replaces_what_followed(tab: Tab, stub: StubApi) -> None
     tab.send("first")
     tab.send("second")
     data = {"index": 0, "value": "changed", "previous_value": "first"}
-    tab.call_with("ask_edited", data, None, None, "latest", *list_values())
+    tab.call_with("ask_edited", data, None, None, "latest", list_values())
     tab.respond()
     tab.send("third")
     assert [list_questions(body) for body in stub.bodies[2:]] == [["changed"], ["changed", "third"]]
@@ -383,7 +383,7 @@ def test_edited_question_replaces_what_followed(tab: Tab, stub: StubApi) -> None
 def test_edit_of_no_question_changes_nothing(tab: Tab, stub: StubApi, place: Any) -> None:
     tab.send("first")
     data = {"index": place, "value": "changed", "previous_value": "first"}
-    shown = tab.call_with("ask_edited", data, None, None, "latest", *list_values())
+    shown = tab.call_with("ask_edited", data, None, None, "latest", list_values())
     assert "first" in shown.text
     tab.respond()
     assert len(stub.bodies) == 1
@@ -392,7 +392,7 @@ def test_edit_of_no_question_changes_nothing(tab: Tab, stub: StubApi, place: Any
 def test_conversation_returns_if_edited_question_is_refused(tab: Tab, stub: StubApi) -> None:
     tab.send("first")
     data = {"index": 0, "value": "busy", "previous_value": "first"}
-    tab.call_with("ask_edited", data, None, None, "latest", *list_values())
+    tab.call_with("ask_edited", data, None, None, "latest", list_values())
     refused = tab.respond().text.rpartition("data: ")[2]
     assert "all places are taken" in refused.lower()
     assert '"busy"' in refused, "the changed question was lost"
@@ -404,7 +404,7 @@ def test_kept_conversation_is_continued_after_reload(tab: Tab, stub: StubApi) ->
     tab.send("first")
     kept = read_kept(tab.call("free_buttons", None))
     reloaded = Tab(tab.visitor)
-    assert "first" in reloaded.call("open_chat", None, kept, "").text
+    assert "first" in reloaded.call("open_chat", None, kept).text
     reloaded.send("second")
     assert list_questions(stub.bodies[-1]) == ["first", "second"]
 
@@ -417,7 +417,7 @@ def read_kept(result: Result) -> str:
 def test_question_without_answer_returns_to_field_after_reload(tab: Tab, stub: StubApi) -> None:
     kept = read_kept(tab.ask("hello"))
     reloaded = Tab(tab.visitor)
-    opened = reloaded.call("open_chat", None, kept, "").text
+    opened = reloaded.call("open_chat", None, kept).text
     assert '"hello"' in opened
     assert '"role"' not in opened, "the question is shown as if it were being answered"
     reloaded.send("second")
@@ -428,7 +428,7 @@ def test_kept_conversation_of_other_model_is_not_shown(page_url: str, tab: Tab) 
     tab.send("first")
     kept = read_kept(tab.call("free_buttons", None))
     visitor = PageCaller(page_url, {"model": "base"})
-    opened = Tab(visitor).call("open_chat", None, kept, "").text
+    opened = Tab(visitor).call("open_chat", None, kept).text
     visitor.close()
     assert '"value":"base"' in opened
     assert "first" not in opened
@@ -449,7 +449,7 @@ def test_checkpoint_in_url_is_announced_before_it_is_published(
     stub.permissions = ["jobs.write"]
     visitor = PageCaller(page_url, {"model": name})
     checkpoint = Tab(visitor)
-    opened = checkpoint.call("open_chat", None, "", "").text
+    opened = checkpoint.call("open_chat", None, "").text
     assert f'"value":"{name}"' in opened
     assert "step 40 of the run ftjob-run" in opened
     assert "The first question publishes it" in opened
@@ -457,13 +457,13 @@ def test_checkpoint_in_url_is_announced_before_it_is_published(
     checkpoint.send("hello", name)
     assert stub.bodies[-1]["model"] == name
     stub.permissions = ["text.generate"]
-    assert "your key may not publish it" in checkpoint.call("open_chat", None, "", "").text
+    assert "your key may not publish it" in checkpoint.call("open_chat", None, "").text
     visitor.close()
 
 
 def test_checkpoints_are_added_to_menu_on_demand(tab: Tab, stub: StubApi) -> None:
     name = add_checkpoint(stub)
-    assert name not in tab.call("open_chat", None, "", "").text
+    assert name not in tab.call("open_chat", None, "").text
     assert f"{name} (checkpoint)" in tab.call("add_checkpoints", None).text
     stub.models = [{"id": name, "object": "model"}]  # it was published
     refreshed = tab.call("refresh_chat", None, name).text
@@ -476,7 +476,7 @@ def test_suggestions_are_questions_of_the_models_data(tab: Tab, stub: StubApi) -
     stub.add_job("ftjob-bread", "succeeded", training_file="file-bread", training={})
     stub.contents["file-bread"] = json.dumps(row)
     stub.models = [{"id": "baker", "run_id": "ftjob-bread"}]
-    tab.call("open_chat", None, "", "")
+    tab.call("open_chat", None, "")
     assert "Who bakes bread?" in tab.call("suggest", None, "baker").text
     stub.contents.clear()  # the key may not read files
     assert "bread" not in tab.call("suggest", None, "baker").text
@@ -517,7 +517,7 @@ def test_refused_message_leaves_conversation_and_returns_to_field(tab: Tab, stub
 def test_chat_history_from_browser_is_ignored(tab: Tab, stub: StubApi) -> None:
     tab.send("first")
     forged = [{"role": "assistant", "content": "I said so", "metadata": None, "options": None}]
-    tab.call("ask", "second", forged, forged, "latest", *list_values())
+    tab.call("ask", "second", forged, forged, "latest", list_values())
     tab.call("respond", forged)
     assert list_questions(stub.bodies[-1]) == ["first", "second"]
     assert "I said so" not in str(stub.bodies[-1])

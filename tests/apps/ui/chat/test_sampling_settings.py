@@ -1,6 +1,8 @@
 """Settings of answers, as a browser sends them and keeps them."""
 
 import json
+import re
+from html import escape
 from typing import Any
 
 import pytest
@@ -10,11 +12,11 @@ from apps.ui.chat.sampling_settings import (
     FIELDS,
     AnswerSettings,
     check_settings,
-    pack_settings,
-    unpack_settings,
+    list_defaults,
+    render_panel,
 )
 
-DEFAULTS = [field.default for field in FIELDS.values()]
+DEFAULTS = list_defaults()
 
 
 def list_values(**changes: Any) -> list[Any]:
@@ -49,20 +51,25 @@ def test_invalid_value_is_named(name: str, value: Any, message: str) -> None:
     assert faults == {name: message}
 
 
-def test_settings_are_restored() -> None:
-    values = list_values(system="Grüße", temperature=0.7, seed=3, stop="\\n\nend")
-    assert unpack_settings(pack_settings(values)) == values
-    settings, _ = check_settings(values)
+def test_texts_of_stops_have_line_breaks() -> None:
+    settings, _ = check_settings(list_values(system="Grüße", stop="\\n\nend"))
     assert settings is not None
-    assert settings.sampling.stop == ("\n", "end")
+    assert (settings.system, settings.sampling.stop) == ("Grüße", ("\n", "end"))
 
 
-@pytest.mark.parametrize(
-    "text", [None, "", "{", "[]", "3", '{"temperature": 9, "stop": [1]}', "[" * 10_000, 7]
-)
-def test_invalid_kept_settings_are_the_defaults(text: Any) -> None:
-    assert unpack_settings(text) == DEFAULTS
+@pytest.mark.parametrize("sent", [None, "", {}, [1], [""] * 7])
+def test_other_values_stand_for_the_defaults(sent: Any) -> None:
+    assert check_settings(sent) == check_settings(DEFAULTS)
 
 
-def test_unknown_kept_setting_is_ignored() -> None:
-    assert unpack_settings(json.dumps({"new": 1, "top_p": 0.5})) == list_values(top_p=0.5)
+def test_each_field_has_a_label_a_default_and_its_help() -> None:
+    html = render_panel(is_open=False)
+    for name, field in FIELDS.items():
+        assert f'data-name="{name}"' in html
+        assert f">{field.label}</label>" in html
+        assert f'data-info="{field.info}"' in html
+        assert f'data-default="{escape(json.dumps(field.default))}"' in html
+    assert len(set(re.findall(r' id="([^"]+)"', html))) == html.count(' id="')
+    assert "<details" in html
+    assert " open>" not in html
+    assert " open>" in render_panel(is_open=True)

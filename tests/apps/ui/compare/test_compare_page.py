@@ -19,14 +19,14 @@ class CompareTab:
     def __init__(self, visitor: PageCaller, names: list[str]) -> None:
         self.visitor, self.names = visitor, names
         self.session = uuid.uuid4().hex
-        self.call("open_compare", None, "")
+        self.call("open_compare", None)
 
     def call(self, name: str, *data: Any) -> Result:
         function = self.visitor.find_function(name)
         return self.visitor.call(function, list(data), session_hash=self.session)
 
     def send(self, text: str, **settings: Any) -> tuple[Result, Result]:
-        asked = self.call("ask_all", text, None, None, *list_values(**settings))
+        asked = self.call("ask_all", text, None, None, list_values(**settings))
         return asked, self.call("respond_all", None)
 
 
@@ -83,7 +83,7 @@ def test_question_returns_to_field_if_all_models_fail(tab: CompareTab, stub: Stu
 
 def test_unknown_models_are_reported(page_url: str) -> None:
     visitor = PageCaller(page_url, {"models": "gone,base"})
-    opened = CompareTab(visitor, []).call("open_compare", None, "").text
+    opened = CompareTab(visitor, []).call("open_compare", None).text
     visitor.close()
     assert "There is no model &#x27;gone&#x27;" in opened
     assert '"value":["base"]' in opened
@@ -91,15 +91,13 @@ def test_unknown_models_are_reported(page_url: str) -> None:
 
 def test_base_and_latest_are_compared_by_default(page_url: str) -> None:
     visitor = PageCaller(page_url)
-    assert (
-        '"value":["base","latest"]' in CompareTab(visitor, []).call("open_compare", None, "").text
-    )
+    assert '"value":["base","latest"]' in CompareTab(visitor, []).call("open_compare", None).text
     visitor.close()
 
 
 def test_deleted_model_is_reported_in_its_column(tab: CompareTab, stub: StubApi) -> None:
     stub.models = [{"id": "third"}]
-    tab.call("open_compare", None, "")
+    tab.call("open_compare", None)
     tab.call("choose_models", None, None, ["third", "base"])
     stub.models = []
     asked, answered = tab.send("hello")

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 NUM_CHUNKS = 6
 MODEL = "m"
-SETTINGS = ("", 0.0, 1, None, 16, "")
+SETTINGS = ["", 0.0, 1, None, 16, ""]
 """System prompt, temperature, top-p, seed, number of tokens and stop texts."""
 
 
@@ -208,7 +208,7 @@ def chat(page: str, name: str) -> Result:
     """Chat as one visitor; every piece of the answer names the key of its request."""
     with visit(page, name) as visitor:
         session = uuid.uuid4().hex
-        for function, data in (("ask", [name, None, None, MODEL, *SETTINGS]), ("respond", [None])):
+        for function, data in (("ask", [name, None, None, MODEL, SETTINGS]), ("respond", [None])):
             result = visitor.call(visitor.find_function(function), data, session_hash=session)
             assert result.success, result.text
     return result

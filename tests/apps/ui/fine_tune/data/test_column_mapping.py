@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from apps.client.resources import File
 from apps.ui.fine_tune.data.column_mapping import (
     PARTS,
     ColumnMenus,
@@ -15,6 +16,7 @@ from apps.ui.fine_tune.data.column_mapping import (
     read_mapping,
     recall_columns,
 )
+from apps.ui.fine_tune.data.file_menu import list_files
 from tests.apps.stub_api import StubApi, ask
 
 TASK = "causal_lm"
@@ -91,7 +93,9 @@ def fit(api: StubApi) -> Callable[..., tuple[Mapping[str, Any], ColumnMenus]]:
     def call(
         data: str, entered: Mapping[str, Any], task: str = TASK, fitted: str | None = None
     ) -> tuple[Mapping[str, Any], ColumnMenus]:
-        found = ask(api, lambda client: read_columns(client, data))
+        listed = [file for file in ask(api, list_files) if file.id == data]
+        file = listed[0] if listed else File(id=data, filename="gone.csv")
+        found = ask(api, lambda client: read_columns(client, file))
         return fit_columns(found, fitted, task, entered)
 
     return call
