@@ -120,9 +120,9 @@ def _read_text(label: str, value: Any) -> str:
     return value
 
 
-def _check_range(label: str, number: float, low: float, high: float) -> float:
+def _check_range(label: str, number: float, low: int, high: int) -> float:
     if not low <= number <= high:
-        raise ValueError(f"{label} is {number:g}: enter a number from {low:g} to {high:g}.")
+        raise ValueError(f"{label} is {number:g}: enter a number from {low:,} to {high:,}.")
     return number
 
 
@@ -210,26 +210,29 @@ def render_panel(*, is_open: bool) -> str:
 
 def _render_field(name: str, field: _Field) -> str:
     elem_id = "chat-stop-texts" if name == "stop" else f"chat-{name.replace('_', '-')}"
+    info = escape(field.info).replace(
+        "\\", "&#92;"
+    )  # a template of Gradio is a literal of JavaScript
+    return (
+        f'<div class="ts-field ts-sampling" id="{elem_id}" data-name="{name}">'
+        f'<label for="{elem_id}-input">{field.label}</label>'
+        f"<div>{_render_input(name, field, elem_id)}</div>"
+        f'<p class="ts-note" id="{elem_id}-info" data-info="{info}">{info}</p></div>'
+    )
+
+
+def _render_input(name: str, field: _Field, elem_id: str) -> str:
     common = (
         f'id="{elem_id}-input" data-default="{escape(json.dumps(field.default))}" '
         f'aria-describedby="{elem_id}-info" autocomplete="off"'
     )
-    slider = ""
     if name in _ROWS:
-        field_html = f'<textarea {common} rows="{_ROWS[name]}" placeholder="None"></textarea>'
-    else:
-        step, high = _STEPS.get(name, (1, None))
-        if high is not None:
-            slider = (
-                f'<input type="range" min="0" max="{high}" step="{step}" '
-                f'aria-label="{field.label}">'
-            )
-        hint = ' placeholder="Random"' if field.default is None else ""
-        shown = "" if field.default is None else field.default
-        field_html = f'<input type="number" step="{step}" value="{shown}" {common}{hint}>'
-    return (
-        f'<div class="ts-field ts-sampling" id="{elem_id}" data-name="{name}">'
-        f'<label for="{elem_id}-input">{field.label}</label><div>{slider}{field_html}</div>'
-        f'<p class="ts-note" id="{elem_id}-info" data-info="{escape(field.info)}">'
-        f"{escape(field.info)}</p></div>"
-    )
+        return f'<textarea {common} rows="{_ROWS[name]}" placeholder="None"></textarea>'
+    step, high = _STEPS.get(name, (1, None))
+    shown = "" if field.default is None else field.default
+    hint = ' placeholder="Random"' if field.default is None else ""
+    number = f'<input type="number" step="{step}" value="{shown}" {common}{hint}>'
+    if high is None:
+        return number
+    slider = f'<input type="range" min="0" max="{high}" step="{step}" value="{shown}"'
+    return f'{slider} aria-label="{field.label}">{number}'

@@ -2,7 +2,7 @@
 
 import json
 import re
-from html import escape
+from html import escape, unescape
 from typing import Any
 
 import pytest
@@ -38,7 +38,7 @@ def test_defaults_are_valid() -> None:
         ("temperature", True, "Temperature is True: enter a number."),
         ("top_p", -1, "Top-p is -1: enter a number from 0 to 1."),
         ("seed", 1.5, "Seed is 1.5: enter a whole number."),
-        ("max_tokens", 0, "Maximum number of tokens is 0: enter a number from 1 to 2.14748e+09."),
+        ("max_tokens", 0, "Maximum number of tokens is 0: enter a number from 1 to 2,147,483,647."),
         ("stop", "a\n" * 5, "Stop texts has 5 lines: enter at most 4."),
         ("stop", "x" * 257, "Stop texts has a line of 257 characters: enter at most 256."),
         ("stop", ["a"], "Stop texts is ['a']: enter a text."),
@@ -67,9 +67,9 @@ def test_each_field_has_a_label_a_default_and_its_help() -> None:
     for name, field in FIELDS.items():
         assert f'data-name="{name}"' in html
         assert f">{field.label}</label>" in html
-        assert f'data-info="{field.info}"' in html
+        assert f'data-info="{field.info}"' in unescape(html)
         assert f'data-default="{escape(json.dumps(field.default))}"' in html
     assert len(set(re.findall(r' id="([^"]+)"', html))) == html.count(' id="')
-    assert "<details" in html
+    assert "\\" not in html, "Gradio reads the template as a literal of JavaScript"
     assert " open>" not in html
     assert " open>" in render_panel(is_open=True)
