@@ -234,5 +234,7 @@ def _render_input(name: str, field: _Field, elem_id: str) -> str:
     number = f'<input type="number" step="{step}" value="{shown}" {common}{hint}>'
     if high is None:
         return number
-    slider = f'<input type="range" min="0" max="{high}" step="{step}" value="{shown}"'
-    return f'{slider} aria-label="{field.label}">{number}'
+    return (
+        f'<input type="range" min="0" max="{high}" step="{step}" value="{shown}" '
+        f'aria-label="{field.label}">{number}'
+    )
