@@ -231,7 +231,7 @@ def test_question_is_edited_and_sent_again(chat: Page, stub: StubApi) -> None:
 
 def test_request_is_shown_for_curl_and_python(chat: Page, stub: StubApi) -> None:
     ask(chat, "it's 'quoted'", 1)
-    chat.click("#chat-code > button")
+    chat.click("#chat-code summary")
     code = chat.locator("#chat-code-text textarea")
     expect(code).to_have_value(re.compile("^curl --fail-with-body"))
     chat.get_by_label("Python").check()

@@ -232,8 +232,8 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
         )
         step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, *ui.bar.buttons], **LATEST).then(
             ui.program.update_code,
-            [ui.chat, ui.program.kind, settings],
-            ui.program.code,
+            [ui.chat, ui.program.panel, settings],
+            ui.program.panel,
             **LATEST_RAW,
         )
         answering.append(step)

@@ -10,6 +10,7 @@ from apps.ui.chat.conversation import Conversation, OpenChat
 from apps.ui.chat.request_code import write_code
 from apps.ui.chat.sampling_settings import check_settings
 from apps.ui.events import LATEST_RAW
+from apps.ui.frame.assets import link_script
 from apps.ui.protection.visitor import find_visitor_key
 
 NOTHING_ASKED = "Ask a question first: the request that gave the last answer is shown here."
@@ -29,33 +30,49 @@ def find_origin(headers: Mapping[str, str]) -> str:
     return origin if "://" in origin else f"http://{headers.get('host', '127.0.0.1:8000')}"
 
 
+_KINDS = "".join(
+    f'<label><input type="radio" name="chat-code-kind" value="{kind}"> {kind}</label>'
+    for kind in ("curl", "Python")
+)
+_TEMPLATE = f"""<details class="ts-more"><summary>Use it from a program</summary>
+<fieldset class="ts-radios"><legend>Language</legend>{_KINDS}</fieldset>
+<div class="ts-field" id="chat-code-text">
+  <label for="chat-code-area">The request of the last answer</label>
+  <textarea id="chat-code-area" rows="8" readonly></textarea></div>
+<button type="button" class="ts-action">Copy</button></details>"""
+
+
 class CodePanel:
-    """The panel's components and event handlers; the request is written only while it is open."""
+    """The panel and its event handlers; the request is written only while it is open.
+
+    The value of the component is the chosen language.
+    """
 
     def __init__(self) -> None:
-        with gr.Accordion("Use it from a program", open=False, elem_id="chat-code") as self.box:
-            self.kind = gr.Radio(
-                ["curl", "Python"], value="curl", label="Language", elem_id="chat-code-kind"
-            )
-            self.code = gr.Textbox(
-                label="The request of the last answer",
-                lines=8,
-                max_lines=16,
-                buttons=["copy"],
-                elem_id="chat-code-text",
-            )
+        self.panel = gr.HTML(
+            "curl",
+            html_template=_TEMPLATE,
+            js_on_load="""tuneserveCode.start(element, props, watch,
+  (isOpen) => trigger(isOpen ? "expand" : "collapse"));""",
+            head=link_script("code_panel.js"),
+            apply_default_css=False,
+            elem_id="chat-code",
+            code="",
+        )
 
-    async def show_code(self, chat: OpenChat, kind: Any, values: Any, request: gr.Request) -> str:
-        """Open the panel, and show the request with the settings of the page."""
+    async def show_code(self, chat: OpenChat, kind: Any, values: Any, request: gr.Request) -> Any:
+        """Show the request with the settings of the page: the panel was opened."""
         chat.shows_code = True
-        return self._write(chat, kind, request, values)
+        return gr.HTML(code=self._write(chat, kind, request, values))
 
     async def update_code(self, chat: OpenChat, kind: Any, values: Any, request: gr.Request) -> Any:
         """Show the current request if the panel is open."""
-        return self._write(chat, kind, request, values) if chat.shows_code else gr.skip()
+        if not chat.shows_code:
+            return gr.skip()
+        return gr.HTML(code=self._write(chat, kind, request, values))
 
     async def hide_code(self, chat: OpenChat) -> None:
-        """Close the panel."""
+        """Keep that the panel was closed."""
         chat.shows_code = False
 
     def _write(self, chat: OpenChat, kind: Any, request: gr.Request, values: Any) -> str:
@@ -76,6 +93,6 @@ class CodePanel:
 
     def listen(self, chat: gr.State, settings: Component) -> None:
         """Show the request when the panel is opened, or another language is chosen."""
-        inputs = [chat, self.kind, settings]
-        gr.on([self.box.expand, self.kind.input], self.show_code, inputs, self.code, **LATEST_RAW)
-        self.box.collapse(self.hide_code, chat, None, **LATEST_RAW)
+        inputs = [chat, self.panel, settings]
+        self.panel.expand(self.show_code, inputs, self.panel, **LATEST_RAW)
+        self.panel.collapse(self.hide_code, chat, None, **LATEST_RAW)

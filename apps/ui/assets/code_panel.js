@@ -1,0 +1,18 @@
+// The request of the last answer on the page "Chat", for a program (apps/ui/chat/code_panel.py).
+"use strict";
+
+window.tuneserveCode = {
+  // `report` tells the server whether the panel is open, also after another language was chosen.
+  start(element, props, watch, report) {
+    const find = (selector) => element.querySelector(selector);
+    const panel = find("details");
+    find("input").checked = true;
+    panel.addEventListener("toggle", () => report(panel.open));
+    element.addEventListener("change", ({ target }) => {
+      props.value = target.value;
+      report(true);
+    });
+    find("button").addEventListener("click", () => navigator.clipboard?.writeText(find("textarea").value));
+    watch("code", () => { find("textarea").value = props.code; });
+  },
+};
