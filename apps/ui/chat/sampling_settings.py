@@ -149,8 +149,8 @@ FIELDS: Mapping[str, _Field] = {
 def check_settings(sent: Any) -> tuple[AnswerSettings | None, dict[str, str]]:
     """Read the contents of the fields, as the browser sends them: a list in the order of `FIELDS`.
 
-    Return the settings, or None and a message for each field with an invalid value. Anything but
-    such a list, which our script never sends, stands for the defaults.
+    Return the settings, or None and a message for each field with an invalid value. The
+    defaults are read in place of anything else, which our script never sends.
     """
     values = sent if isinstance(sent, list) and len(sent) == len(FIELDS) else list_defaults()
     read: dict[str, Any] = {}

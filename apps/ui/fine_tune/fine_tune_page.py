@@ -24,14 +24,14 @@ from apps.ui.fine_tune.data.data_tabs import download_findings, read_tab
 from apps.ui.fine_tune.data.file_menu import add_file
 from apps.ui.fine_tune.fine_tune_frame import FINE_TUNE_FRAME
 from apps.ui.fine_tune.fine_tune_request import (
-    ActionRequest,
     ChoiceRequest,
     DataRequest,
-    read_action_request,
+    FineTuneAction,
     read_address,
     read_choice_request,
     read_data_request,
     read_fields_request,
+    read_fine_tune_action,
 )
 from apps.ui.fine_tune.job_choice import JobChoice, read_choice
 from apps.ui.fine_tune.planned_job import (
@@ -100,7 +100,7 @@ class _FineTuneHandlers:
 
     async def perform_action(self, event: gr.EventData) -> Any:
         """Do what a visitor wants, and return what came of it."""
-        asked = read_action_request(event._data)
+        asked = read_fine_tune_action(event._data)
         if asked is None:
             return gr.skip()
         outcome: Mapping[str, Any] = {"is_done": False}
@@ -115,7 +115,7 @@ class _FineTuneHandlers:
             gr.Warning(escape(str(exc)))
         return _answer("outcome", asked.serial, outcome)
 
-    async def _perform(self, asked: ActionRequest) -> Mapping[str, Any]:
+    async def _perform(self, asked: FineTuneAction) -> Mapping[str, Any]:
         """Perform an action; raises `ApiClientError`, `ForeignFileError` and `ValueError`."""
         client = self._client
         match asked.action:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,7 +17,7 @@ Change = Literal["page", "files", "model", "data", "task", "columns", "preset"]
 DataTab = Literal["tokens", "rows", "statistics"]
 
 
-class _Request(BaseModel):
+class _NumberedRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     serial: int = Field(0, description="The number that the answer repeats.")
@@ -26,7 +26,10 @@ class _Request(BaseModel):
     data: Text = Field("", description="Id of the chosen file.")
 
 
-class ChoiceRequest(_Request):
+Request = TypeVar("Request", bound=_NumberedRequest)
+
+
+class ChoiceRequest(_NumberedRequest):
     """What is chosen: the answer has the menus and the settings that belong to it."""
 
     changes: frozenset[Change] = Field(frozenset(), description="What was chosen since the answer.")
@@ -43,7 +46,7 @@ class ChoiceRequest(_Request):
     shows_all: bool = Field(False, description="Whether unusable files are listed too.")
 
 
-class FieldsRequest(_Request):
+class FieldsRequest(_NumberedRequest):
     """A question about what the fields contain, by flat name."""
 
     fields: Mapping[str, Any] = Field(default_factory=dict)
@@ -58,7 +61,7 @@ class DataRequest(FieldsRequest):
     after: Text = Field("", description="Id of the row before the first one that is shown.")
 
 
-class ActionRequest(FieldsRequest):
+class FineTuneAction(FieldsRequest):
     """What a visitor does: start a job; add or delete a file; write, fill in or save something."""
 
     action: Literal["start", "add", "delete", "write", "fill_in", "save"]
@@ -71,10 +74,7 @@ class ActionRequest(FieldsRequest):
 
 def read_choice_request(data: object) -> ChoiceRequest:
     """Parse a choice; an invalid one is that of a page that has just been opened."""
-    try:
-        return ChoiceRequest.model_validate(data)
-    except ValidationError:
-        return ChoiceRequest(changes=frozenset(("page",)), serial=_read_serial(data))
+    return _parse(ChoiceRequest, data, changes=["page"])
 
 
 def read_address(query: Mapping[str, str], cookies: Mapping[str, str]) -> ChoiceRequest:
@@ -97,28 +97,27 @@ def _read_cookie(text: str) -> Mapping[str, Any]:
 
 def read_fields_request(data: object) -> FieldsRequest:
     """Parse a question about the fields; an invalid one is about none."""
-    try:
-        return FieldsRequest.model_validate(data)
-    except ValidationError:
-        return FieldsRequest(serial=_read_serial(data))
+    return _parse(FieldsRequest, data)
 
 
 def read_data_request(data: object) -> DataRequest:
     """Parse the request of a tab; an invalid one has no data."""
-    try:
-        return DataRequest.model_validate(data)
-    except ValidationError:
-        return DataRequest(serial=_read_serial(data))
+    return _parse(DataRequest, data)
 
 
-def read_action_request(data: object) -> ActionRequest | None:
+def read_fine_tune_action(data: object) -> FineTuneAction | None:
     """Parse an action; None for an invalid one, which our script never sends."""
     try:
-        return ActionRequest.model_validate(data)
+        return FineTuneAction.model_validate(data)
     except ValidationError:
         return None
 
 
-def _read_serial(data: object) -> int:
-    serial = data.get("serial") if isinstance(data, Mapping) else None
-    return serial if isinstance(serial, int) else 0
+def _parse(kind: type[Request], data: object, **contents: Any) -> Request:
+    """Parse a request; in place of an invalid one, return one with its number and `contents`."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError:
+        serial = data.get("serial") if isinstance(data, Mapping) else None
+        number = serial if isinstance(serial, int) else 0
+        return kind.model_validate({"serial": number, **contents})

@@ -8,7 +8,7 @@ from apps.client.errors import ApiClientError
 from apps.client.jobs import JobRequest
 from apps.client.resources import Estimate, Job
 from apps.ui.error_messages import describe_error
-from apps.ui.fine_tune.fine_tune_request import ActionRequest, FieldsRequest
+from apps.ui.fine_tune.fine_tune_request import FieldsRequest, FineTuneAction
 from apps.ui.fine_tune.setting_export import read_changes, write_text
 from apps.ui.fine_tune.setting_fields import FieldError
 from apps.ui.fine_tune.setting_form import SettingForm
@@ -77,7 +77,7 @@ async def read_form(client: ApiClient, asked: FieldsRequest) -> SettingForm:
     return SettingForm(found.model_dump(by_alias=True))
 
 
-async def write_settings(client: ApiClient, asked: ActionRequest) -> str:
+async def write_settings(client: ApiClient, asked: FineTuneAction) -> str:
     """Return the settings as text for a program, or why there is none."""
     if not asked.model or not asked.data:
         return NO_CHOICE
@@ -95,7 +95,7 @@ async def write_settings(client: ApiClient, asked: ActionRequest) -> str:
     return write_text(asked.form, job, form.defaults, asked.origin)
 
 
-async def fill_in_settings(client: ApiClient, asked: ActionRequest) -> Mapping[str, Any]:
+async def fill_in_settings(client: ApiClient, asked: FineTuneAction) -> Mapping[str, Any]:
     """Return what the settings of a spec enter into the fields, or what is wrong with it."""
     if not asked.model:
         return {"is_done": False, "problem": NO_CHOICE}

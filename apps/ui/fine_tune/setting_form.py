@@ -1,7 +1,7 @@
 """The settings of a fine-tune as a form: rendered as HTML, and read back from the browser.
 
 It is plain HTML: as fifty of Gradio's components it would take a browser more than a second. The
-script `settings.js` searches it, shows problems at its fields, and sends what they contain.
+script `setting_form.js` searches it, shows problems at its fields, and sends what they contain.
 """
 
 import json
@@ -105,6 +105,16 @@ class SettingForm:
     def plan(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the changed settings as a job has them; raises `FieldError`."""
         changes = unflatten(collect_changes(self.values, self.schemas, fields))
+        return changes | name_task(self.defaults)
+
+    def plan_rows(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the changed settings that affect the preview; raises `FieldError`.
+
+        Fields of other settings, also of another task, are left out.
+        """
+        offered = {key: self.schemas[key] for key in ROW_SETTINGS if key in self.schemas}
+        kept = select_entered(fields, offered)
+        changes = unflatten(collect_changes(self.values, self.schemas, kept))
         return changes | name_task(self.defaults)
 
     def render(self, entered: Entered) -> str:
@@ -221,14 +231,3 @@ def name_task(defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task as a setting; empty for the one that a job has by default."""
     task = defaults["task"]
     return {} if task == next(iter(defaults["tasks"]), None) else {"task": task}
-
-
-def collect_row_settings(defaults: Mapping[str, Any], entered: Entered) -> dict[str, object]:
-    """Return the entered settings that affect the preview; raises `ValueError` as `read_setting`.
-
-    `defaults` are those of a model and a task; what was entered for another task is left out.
-    """
-    form = SettingForm(defaults)
-    offered = {key: form.schemas[key] for key in ROW_SETTINGS if key in form.schemas}
-    kept = select_entered(entered, offered)
-    return unflatten(collect_changes(form.values, form.schemas, kept)) | name_task(defaults)

@@ -1,6 +1,6 @@
 """The bar at the bottom of the window: what a fine-tune will take, why it cannot start, Start.
 
-The script `settings.js` shows what depends on what is entered at the moment.
+The script `fine_tune.js` shows what depends on what is entered at the moment.
 """
 
 from html import escape
@@ -9,10 +9,6 @@ from apps.client.resources import Estimate, EstimatedMemory
 from apps.ui import markup
 from apps.ui.figures import format_bytes
 
-REASON = (
-    '<div role="status">'
-    '<button type="button" id="start-reason" class="ts-start-reason" hidden></button></div>'
-)
 _TIGHT = 0.9
 """Share of the memory of a machine beyond which the need is marked."""
 

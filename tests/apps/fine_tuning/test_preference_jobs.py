@@ -12,7 +12,7 @@ from apps.fine_tuning.default_settings import describe_defaults
 from apps.fine_tuning.index.run_index import RunIndex
 from apps.fine_tuning.job_responses import describe_job
 from apps.fine_tuning.queue import RunQueue
-from apps.ui.fine_tune.setting_form import collect_row_settings
+from apps.ui.fine_tune.setting_form import SettingForm
 from serving.errors import InvalidRequestError
 from serving.store.model_store import ModelStore
 from storage.layout import StorageLayout
@@ -150,10 +150,10 @@ async def test_settings_of_the_page_preview_rows_with_verdicts(
     add_rows(layout, "file-verdicts", *rows)
     defaults = describe_defaults(ModelStore(layout), "latest", "preference")
     assert "preference" in defaults["tasks"]
-    training = collect_row_settings(defaults, {})
+    training = SettingForm(defaults).plan_rows({})
     with pytest.raises(InvalidInputError, match="set task_settings.loss to 'kto'"):
         await queue.preview("file-verdicts", "latest", 2, training)
-    training = collect_row_settings(defaults, {"task_settings.loss": "kto"})
+    training = SettingForm(defaults).plan_rows({"task_settings.loss": "kto"})
     shown = await queue.preview("file-verdicts", "latest", 2, training)
     assert [row["is_preferred"] for row in shown["rows"]] == [False, True]
     run = await create_run(queue, "file-verdicts", training=training)

@@ -13,7 +13,7 @@ from apps.ui.fine_tune.data.row_browser import read_rows, render_rows
 from apps.ui.fine_tune.data.row_statistics import read_statistics
 from apps.ui.fine_tune.fine_tune_request import DataRequest, FieldsRequest
 from apps.ui.fine_tune.planned_job import read_form
-from apps.ui.fine_tune.setting_form import SettingForm, collect_row_settings
+from apps.ui.fine_tune.setting_form import SettingForm
 
 _NOTHING = {
     "tokens": "Choose a model and data to see the first rows here.",
@@ -81,4 +81,4 @@ async def _read_row_settings(
 ) -> Mapping[str, object]:
     """Return the settings in the fields that affect rows."""
     form = form or await read_form(client, asked)
-    return collect_row_settings(form.defaults, asked.fields)
+    return form.plan_rows(asked.fields)

@@ -8,11 +8,11 @@ import pytest
 
 from apps.ui.fine_tune.fine_tune_request import (
     CHOICE_COOKIE,
-    read_action_request,
     read_address,
     read_choice_request,
     read_data_request,
     read_fields_request,
+    read_fine_tune_action,
 )
 
 COLUMNS = {"prompt": "question"}
@@ -67,8 +67,8 @@ def test_invalid_choice_is_that_of_a_new_page(data: Any) -> None:
 def test_invalid_requests_ask_for_nothing() -> None:
     assert read_data_request({"serial": 2, "tab": "other"}).data == ""
     assert read_fields_request({"serial": 2, "fields": [1]}).serial == 2
-    assert read_action_request({"action": "erase"}) is None
-    assert read_action_request({"action": "save", "findings": "secrets"}) is None
+    assert read_fine_tune_action({"action": "erase"}) is None
+    assert read_fine_tune_action({"action": "save", "findings": "secrets"}) is None
 
 
 def test_pasted_texts_are_cut() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from apps.client.client import ApiClient
 from apps.ui.fine_tune.fine_tune_request import (
-    ActionRequest,
     FieldsRequest,
-    read_action_request,
+    FineTuneAction,
     read_fields_request,
+    read_fine_tune_action,
 )
 from apps.ui.fine_tune.planned_job import (
     check_job,
@@ -39,7 +39,7 @@ def use(api: StubApi) -> Callable[..., Any]:
             chosen = {**CHOICE, **more}
             form = await read_form(client, read_fields_request(CHOICE | {"task": chosen["task"]}))
             asked = {"fields": {**form.values, **(changes or {})}, "action": "start", **chosen}
-            return await function(client, read_action_request(asked))
+            return await function(client, read_fine_tune_action(asked))
 
         return ask(api, run)
 
@@ -116,7 +116,7 @@ def test_settings_are_filled_in(use: Any) -> None:
 
 
 def test_fields_are_those_of_the_chosen_task(use: Any) -> None:
-    async def read(client: ApiClient, asked: ActionRequest) -> SettingForm:
+    async def read(client: ApiClient, asked: FineTuneAction) -> SettingForm:
         return await read_form(client, asked)
 
     form = use(read, task=CLASSIFICATION)

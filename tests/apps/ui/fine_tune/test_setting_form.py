@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apps.ui.fine_tune.setting_fields import FieldError
-from apps.ui.fine_tune.setting_form import GROUP_NAMES, SettingForm, collect_row_settings
+from apps.ui.fine_tune.setting_form import GROUP_NAMES, SettingForm
 from tests.apps.stub_api import StubApi, ask
 from training.settings.setting_groups import SETTING_GROUPS
 from training.spec import TrainingSpec
@@ -179,6 +179,6 @@ def test_each_group_of_settings_has_a_title() -> None:
 
 def test_row_settings_are_those_that_affect_the_preview() -> None:
     entered = {"epochs": 5, "max_length": "64", "task_settings.labels": ["a"]}
-    assert collect_row_settings(DEFAULTS, entered) == {"max_length": 64}
+    assert FORM.plan_rows(entered) == {"max_length": 64}
     other = {**DEFAULTS, "task": "sequence_classification"}
-    assert collect_row_settings(other, {}) == {"task": "sequence_classification"}
+    assert SettingForm(other).plan_rows({}) == {"task": "sequence_classification"}
