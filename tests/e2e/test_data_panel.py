@@ -118,7 +118,7 @@ def test_uploaded_file_is_chosen_and_can_be_deleted(
     upload.write_text('{"text": "a"}\n')
     page.set_input_files("input[type=file]", upload)
     expect(find_chosen(page, "data-file")).to_have_text(
-        re.compile(r"^new\.jsonl"), timeout=PATIENCE_MS
+        re.compile(r"^new\.jsonl · 10 bytes"), timeout=PATIENCE_MS
     )
     page.click("#delete-file")
     question = page.locator("#delete-file-dialog")
@@ -306,3 +306,48 @@ def test_lengths_and_faults_are_shown_and_downloaded(page: Page, stub: StubApi) 
     saved = Path(download.value.path()).read_text()
     assert saved.splitlines()[1] == "4,5,'completion' is missing"
     expect(page.locator("#save-duplicates")).to_be_hidden()
+
+
+def test_file_that_the_dialog_names_is_deleted(page: Page, stub: StubApi) -> None:
+    choose_file(page, "tickets.csv")
+    expect(page.locator("#preview")).to_contain_text("Where is it?", timeout=PATIENCE_MS)
+    page.click("#delete-file")
+    choose_file(page, "The bundled handbook")  # as at the end of an upload
+    expect(page.locator("#preview")).to_contain_text("base knows", timeout=PATIENCE_MS)
+    expect(page.locator("#delete-file-name")).to_contain_text("tickets.csv")
+    page.click("#confirm-delete")
+    wait_until(lambda: all(file["id"] != "file-odd" for file in stub.files), 30, "it is deleted")
+    assert any(file["id"] == "file-handbook" for file in stub.files)
+
+
+def test_preview_of_former_data_is_not_shown_for_others(page: Page, stub: StubApi) -> None:
+    loading = threading.Event()
+    stub.preview_holds = [loading]
+    choose_file(page, "tickets.csv")
+    wait_until(lambda: not stub.preview_holds, 60, "a preview is loading")
+    page.get_by_role("tab", name="All rows").click()
+    choose_file(page, "The bundled handbook")
+    rows = page.locator("#file-rows .ts-row")
+    expect(rows.first).to_contain_text("What is in room 1?", timeout=PATIENCE_MS)
+    loading.set()
+    page.get_by_role("tab", name="First rows as tokens").click()
+    expect(page.locator("#preview")).to_contain_text("base knows", timeout=PATIENCE_MS)
+
+
+def test_contradicting_columns_are_not_remembered(page: Page, stub: StubApi) -> None:
+    stub.rows.rows["file-odd"] = [{"question": "Where?", "reply": "Here.", "story": "Long ago."}]
+    choose_file(page, "tickets.csv")
+    expect(find_chosen(page, "column-1")).to_have_text("reply", timeout=PATIENCE_MS)
+    choose(page, "column-3", "story")
+    expect(find_chosen(page, "column-1")).to_have_text("by its name", timeout=PATIENCE_MS)
+    page.reload()
+    expect(find_chosen(page, "column-3")).to_have_text("story", timeout=PATIENCE_MS)
+    expect(find_chosen(page, "column-0")).to_have_text("by its name")
+
+
+def test_page_opens_with_an_odd_cookie(page: Page, address: str) -> None:
+    for value in ("null", "5", "%5B%5D", "%7B%22data%22%3A5%7D", "no%20JSON"):
+        cookie: Any = {"name": "tuneserve-choice", "value": value, "url": f"{address}/"}
+        page.context.add_cookies([cookie])
+        page.goto(f"{address}/")
+        expect(page.locator("#start-button")).to_be_enabled(timeout=PATIENCE_MS)

@@ -290,6 +290,16 @@ def test_settings_are_filled_in_from_yaml(panel: Page, stub: StubApi) -> None:
     assert stub.bodies[-1]["training"] == {"epochs": 4, "columns": {"prompt": "q"}}
 
 
+def test_setting_may_contain_a_path(panel: Page) -> None:
+    panel.click("#settings-export summary")
+    panel.locator("#import-text textarea").fill("columns: {path: p}")
+    panel.click("#import-button")
+    expect(panel.locator("#settings-num-changed")).to_have_text("(1)")
+    panel.get_by_role("radio", name="Quick look").check()
+    expect(panel.locator("#preset-note")).to_contain_text("the data and the settings work.")
+    expect_ready(panel)
+
+
 def test_run_is_started_again_with_changes(panel: Page, address: str, stub: StubApi) -> None:
     panel.goto(f"{address}/?from=ftjob-old")
     expect(panel.locator("#fine-tune-notice")).to_contain_text("of run former (ftjob-old)")

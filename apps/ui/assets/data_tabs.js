@@ -4,7 +4,7 @@
 window.TuneserveDataTabs = class {
   // `ask` requests what a tab shows by its name; `save` requests a file of rows with faults, or of equal ones.
   constructor(root, ask, save) {
-    Object.assign(this, { root, ask, save, tab: "tokens" });
+    Object.assign(this, { root, ask, save, tab: "tokens", version: 0, asked: {} });
     this.startOver();
     root.addEventListener("click", ({ target }) => this.click(target));
     root.querySelector("[role=tablist]").addEventListener("keydown", (event) => this.press(event));
@@ -32,11 +32,13 @@ window.TuneserveDataTabs = class {
   }
 
   describe(tab) {
+    this.asked[tab] = this.version;
     return { tab, search: this.search, after: this.starts.at(-1) };
   }
 
   // Other data, or settings of rows, make outdated what the tabs show.
   refresh() {
+    this.version += 1;
     this.known.clear();
     this.request();
   }
@@ -47,11 +49,14 @@ window.TuneserveDataTabs = class {
     this.ask(this.tab);
   }
 
-  // No message: there was no answer.
+  // No message: there was no answer. An answer about other data is not shown.
   receive(tab, message) {
+    this.findPlace(tab).setAttribute("aria-busy", "false");
+    if (message && this.asked[tab] === this.version) this.show(tab, message);
+  }
+
+  show(tab, message) {
     const place = this.findPlace(tab);
-    place.setAttribute("aria-busy", "false");
-    if (!message) return;
     if (!message.is_running) this.known.add(tab);
     place.innerHTML = message.html;
     if (tab === "rows") this.showPages(message.next ?? null);
@@ -72,6 +77,7 @@ window.TuneserveDataTabs = class {
 
   showRows(changes) {
     Object.assign(this, changes);
+    for (const name of ["next", "previous"]) this.find(`#rows-${name}`).disabled = true; // until the answer
     this.request();
   }
 

@@ -30,6 +30,7 @@ window.TuneserveFileUpload = class {
     const { request } = this;
     const body = new FormData();
     const text = `Uploading ${file.name}`;
+    this.name = file.name;
     body.append("files", file);
     request.open("POST", "./gradio_api/upload");
     request.responseType = "json";
@@ -37,7 +38,7 @@ window.TuneserveFileUpload = class {
     request.upload.addEventListener("progress", ({ loaded, total }) => this.show(text, loaded / total));
     request.addEventListener("load", () => this.finish(request));
     request.addEventListener("error", () => this.fail("The upload was interrupted: try again."));
-    request.addEventListener("abort", () => this.end());
+    request.addEventListener("abort", () => this.end({}));
     request.send(body);
   }
 
@@ -71,8 +72,10 @@ window.TuneserveFileUpload = class {
     this.button.disabled = false;
   }
 
-  end() {
+  // No outcome: the server did not answer.
+  end(outcome) {
     this.place.hidden = true;
     this.button.disabled = false;
+    if (!outcome) this.fail("The upload was interrupted: try again.");
   }
 };

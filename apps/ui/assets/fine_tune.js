@@ -64,7 +64,8 @@
       this.form.startUpdate();
       return {
         model, data, preset, fitted, columns, run, shows_all, changes: [...this.changes], recalls: Boolean(kept?.columns),
-        task: kept?.task ?? task, entered: this.form.entered,
+        task: kept?.task ?? task,
+        entered: JSON.stringify(this.form.entered), // as text: the page refuses objects with a path
       };
     }
 
@@ -76,13 +77,13 @@
 
     readAddress() {
       const query = new URLSearchParams(location.search);
-      let kept = {};
+      let kept = null;
       try {
         const cookie = document.cookie.split("; ").find((one) => one.startsWith(`${COOKIE}=`)) ?? "";
-        kept = JSON.parse(decodeURIComponent(cookie.slice(COOKIE.length + 1)) || "{}");
+        kept = JSON.parse(decodeURIComponent(cookie.slice(COOKIE.length + 1)));
       } catch { /* nothing is kept */ }
-      const data = query.get("data") || kept.data || "";
-      this.kept = kept.data === data ? kept : {};
+      const data = query.get("data") || (typeof kept?.data === "string" ? kept.data : "");
+      this.kept = kept?.data === data ? kept : null;
       this.menus = { data };
       this.run = query.get("from") ?? "";
     }
@@ -115,6 +116,7 @@
         return;
       }
       const isOther = message.data !== this.fitted || ["page", "model", "data"].some((one) => this.changes.has(one));
+      const isMapped = this.changes.has("columns");
       this.changes.clear();
       this.showMenus(message);
       for (const name of ["facts", "preset_note"])
@@ -122,11 +124,12 @@
       if (message.name !== undefined) this.find("#run-name-text").value = message.name;
       this.showPresets(message);
       this.showColumns(message.columns, isOther);
+      if (isMapped) this.keepChoice(); // without what contradicted the last choice of columns
       this.form.show(message.form, message.entered);
       this.fitted = message.data ?? "";
       Object.assign(this, { kept: null, run: "", menus: {} });
       if (isOther) this.data.startOver();
-      if (tokens) this.data.receive("tokens", tokens);
+      if (tokens) this.data.show("tokens", tokens);
       else this.data.refresh();
       this.change();
     }
@@ -216,6 +219,7 @@
 
     start() {
       this.isStarting = true;
+      this.started = this.version;
       const button = this.find("#start-button");
       Object.assign(button, { disabled: true, textContent: "Starting…" });
       this.act({ action: "start" });
@@ -228,14 +232,17 @@
         return;
       }
       this.isStarting = false;
-      Object.assign(this.find("#start-button"), { disabled: false, textContent: "Start" });
-      if (end?.verdict) this.showVerdict(end.verdict);
+      this.find("#start-button").textContent = "Start";
+      if (end?.verdict && this.started === this.version) this.showVerdict(end.verdict);
+      else this.change();
     }
 
     // ---- actions
 
+    // What is chosen and entered now counts, also if the action is sent later.
     act(action) {
-      this.requests.outcome.ask(() => ({ ...this.describe(), ...action }));
+      const asked = { ...this.describe(), ...action };
+      this.requests.outcome.ask(() => asked);
     }
 
     endAction(end, { action, data }) {
@@ -272,9 +279,9 @@
     // ---- uploads
 
     endUpload(end) {
-      this.upload.end();
+      this.upload.end(end);
       if (!end?.is_done) return;
-      this.menu("data").append(new Option("", end.data));
+      this.menu("data").append(new Option(this.upload.name, end.data));
       this.menu("data").value = end.data;
       this.chooseData();
     }
@@ -293,17 +300,14 @@
       this.find("#run-name-text").addEventListener("input", () => this.change());
       this.find("#settings-export").addEventListener("toggle", ({ target }) => { if (target.open) this.write(); });
       addEventListener("pageshow", ({ persisted }) => { if (persisted) this.endStart(null); }); // the visitor went back
-      this.find("#delete-file-dialog form").addEventListener("submit", () => this.act({ action: "delete" }));
+      this.find("#delete-file-dialog form").addEventListener("submit", () => this.act({ action: "delete", data: this.deleted }));
     }
 
     changeMenu(target) {
       if (target.dataset.choice === "data") this.chooseData();
       else if (target.dataset.choice) this.choose(target.dataset.choice);
-      else if (target.closest("#column-menus")) {
-        this.hasMapping = true;
-        this.keepChoice();
-        this.choose("columns");
-      } else if (target.name === "preset") this.choose("preset");
+      else if (target.closest("#column-menus")) this.choose("columns");
+      else if (target.name === "preset") this.choose("preset");
       else if (target.name === "export-form") this.write();
       else if (target.closest("#show-all-files")) this.choose("files");
     }
@@ -319,8 +323,9 @@
     }
 
     askToDelete() {
-      const { selectedOptions } = this.menu("data");
-      this.find("#delete-file-name").textContent = selectedOptions[0]?.textContent ?? "";
+      const [shown] = this.menu("data").selectedOptions;
+      this.deleted = shown.value; // another file may be chosen while the dialog is open
+      this.find("#delete-file-name").textContent = shown.textContent;
       this.find("#delete-file-dialog").showModal();
     }
 

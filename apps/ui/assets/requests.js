@@ -2,12 +2,15 @@
 "use strict";
 
 // Requests of one kind, one at a time. Of those that are made meanwhile the newest is sent, or each
-// if all count. A request without an answer counts as answered after a minute.
+// if all count. A request without an answer counts as answered after a minute; an action, such as adding a
+// large file, after half an hour.
 window.TuneserveRequests = class {
   static PATIENCE_MS = 60_000;
+  static ACTION_PATIENCE_MS = 1_800_000;
 
   constructor(channel, event, receive, { allCount = false } = {}) {
     Object.assign(this, { channel, event, receive, allCount, waiting: [], serial: 0, isBusy: false });
+    this.patience = allCount ? this.constructor.ACTION_PATIENCE_MS : this.constructor.PATIENCE_MS;
     channel.whenOpen(() => this.next());
   }
 
@@ -25,7 +28,7 @@ window.TuneserveRequests = class {
     const asked = this.waiting.shift()();
     this.isBusy = true;
     this.serial += 1;
-    this.timer = setTimeout(() => this.end(null), this.constructor.PATIENCE_MS);
+    this.timer = setTimeout(() => this.end(null), this.patience);
     this.asked = asked;
     this.channel.send(this.event, { ...asked, serial: this.serial });
   }

@@ -56,10 +56,11 @@ window.tuneserveSampling = (() => {
       props.value = Object.values(collect());
     }
 
-    function showFaults(faults) {
+    function showFaults({ sent, messages }) {
+      if (JSON.stringify(sent) !== JSON.stringify(Object.values(collect()))) return; // typed since
       for (const field of fields) {
         const note = field.querySelector(".ts-note");
-        const fault = faults?.[field.dataset.name];
+        const fault = messages[field.dataset.name];
         note.textContent = fault ?? note.dataset.info;
         note.setAttribute("role", fault ? "alert" : "note");
         field.classList.toggle("ts-invalid", Boolean(fault));
@@ -77,7 +78,7 @@ window.tuneserveSampling = (() => {
       for (const field of fields) write(field, JSON.parse(findInput(field).dataset.default));
       send();
     });
-    watch("faults", () => showFaults(props.faults));
+    watch("faults", () => { if (props.faults) showFaults(props.faults); });
     restore();
   }
 

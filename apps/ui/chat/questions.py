@@ -125,7 +125,7 @@ class QuestionHandlers:
         shown: Updates = {} if place is None else {ui.history: chat.conversation.to_chatbot()}
         if settings is None:
             gr.Warning(escape(" ".join(faults.values())))
-            return {**shown, **ui.settings.show_faults(faults)}
+            return {**shown, **ui.settings.show_faults(values, faults)}
         try:
             current = await self._list_models(question, chat, menu, name)
         except QuestionRefusedError as exc:
@@ -183,7 +183,7 @@ class QuestionHandlers:
         if settings is None or chat.is_busy or chat.conversation.find_cut_answer() is None:
             if faults:
                 gr.Warning(escape(" ".join(faults.values())))
-            return {ui.chat: gr.skip(), **ui.settings.show_faults(faults)}
+            return {ui.chat: gr.skip(), **ui.settings.show_faults(values, faults)}
         before = chat.conversation
         chat.ask(Question(replace(before), settings, before, continues=True))
         return {

@@ -182,16 +182,19 @@ class SettingsPanel:
             head=link_script("sampling_settings.js"),
             apply_default_css=False,
             elem_id="chat-settings",
-            faults={},
+            faults=None,
         )
 
-    def show_faults(self, faults: Mapping[str, str]) -> dict[Block, Any]:
-        """Show the message of each invalid field in place of its help."""
-        return {self.panel: gr.HTML(faults=dict(faults))}
+    def show_faults(self, sent: Any, faults: Mapping[str, str]) -> dict[Block, Any]:
+        """Show the message of each invalid field in place of its help.
+
+        The browser ignores the faults of what was `sent` if the fields contain something else now.
+        """
+        return {self.panel: gr.HTML(faults={"sent": sent, "messages": dict(faults)})}
 
     def check_fields(self, sent: Any) -> dict[Block, Any]:
         """Check what the fields contain."""
-        return self.show_faults(check_settings(sent)[1])
+        return self.show_faults(sent, check_settings(sent)[1])
 
     def listen(self) -> None:
         """Check the settings that a visitor changes."""

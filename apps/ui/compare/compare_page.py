@@ -110,7 +110,7 @@ class _CompareHandlers:
         settings, faults = check_settings(values)
         if settings is None:
             gr.Warning(escape(" ".join(faults.values())))
-            return dict(ui.settings.show_faults(faults))
+            return dict(ui.settings.show_faults(values, faults))
         try:
             current = menu.update(await list_chat_models(self._client))
         except ApiClientError as exc:

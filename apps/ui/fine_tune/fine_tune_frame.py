@@ -50,7 +50,7 @@ _CHOICES = f"""
 <div class="ts-actions" id="data-buttons">
   <button type="button" id="upload-button" class="ts-action">Upload a file of rows</button>
   <input type="file" id="upload-file" hidden aria-label="Upload a file of rows">
-  <button type="button" id="delete-file" class="ts-action">Delete this file</button>
+  <button type="button" id="delete-file" class="ts-action" disabled>Delete this file</button>
 </div>
 <div id="upload-progress" role="status" hidden><progress max="1" class="ts-progress"></progress>
   <span></span> <button type="button" id="stop-upload" class="ts-link">Stop</button></div>

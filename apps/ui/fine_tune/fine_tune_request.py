@@ -1,11 +1,10 @@
 """What the script of the page "Fine-tune" asks for; everything in it comes from a browser."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 from apps.client.files import FindingList
 from apps.ui.fine_tune.setting_form import NO_PRESET
@@ -34,7 +33,7 @@ class ChoiceRequest(_NumberedRequest):
 
     changes: frozenset[Change] = Field(frozenset(), description="What was chosen since the answer.")
     preset: Text = NO_PRESET
-    entered: Mapping[str, Any] = Field(
+    entered: Json[Mapping[str, Any]] = Field(
         default_factory=dict, description="Contents of fields that were changed, by flat name."
     )
     columns: Mapping[str, Text] = Field(
@@ -44,6 +43,14 @@ class ChoiceRequest(_NumberedRequest):
     recalls: bool = Field(False, description="Whether `columns` are those of an earlier visit.")
     run: Text = Field("", description="Id of the run whose settings are shown at first.")
     shows_all: bool = Field(False, description="Whether unusable files are listed too.")
+
+
+class _KeptChoice(BaseModel):
+    """The choice of the last visit, as the cookie has it."""
+
+    data: Text = ""
+    task: Text = ""
+    columns: Mapping[str, Text] = Field(default_factory=dict)
 
 
 class FieldsRequest(_NumberedRequest):
@@ -80,19 +87,17 @@ def read_choice_request(data: object) -> ChoiceRequest:
 def read_address(query: Mapping[str, str], cookies: Mapping[str, str]) -> ChoiceRequest:
     """Return what the script asks for first, as `readAddress` in `fine_tune.js`."""
     kept = _read_cookie(cookies.get(CHOICE_COOKIE, ""))
-    if data := query.get("data"):
-        kept = kept if kept.get("data") == data else {"data": data}
-    chosen = {name: kept[name] for name in ("data", "task", "columns") if name in kept}
-    more = {"changes": ["page"], "run": query.get("from", ""), "recalls": "columns" in chosen}
-    return read_choice_request({**chosen, **more})
+    if (data := query.get("data")) and kept.data != data:
+        kept = _KeptChoice(data=data)
+    more = {"changes": ["page"], "run": query.get("from", ""), "recalls": bool(kept.columns)}
+    return read_choice_request({**kept.model_dump(), **more})
 
 
-def _read_cookie(text: str) -> Mapping[str, Any]:
+def _read_cookie(text: str) -> _KeptChoice:
     try:
-        kept = json.loads(unquote(text))
-    except (ValueError, RecursionError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
+        return _KeptChoice.model_validate_json(unquote(text))
+    except ValidationError:
+        return _KeptChoice()
 
 
 def read_fields_request(data: object) -> FieldsRequest:

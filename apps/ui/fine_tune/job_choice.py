@@ -175,7 +175,8 @@ def _choose(asked: ChoiceRequest, sources: _Sources) -> ChoiceRequest:
     if sources.files is not None:
         data = choose_file(sources.files, data) or ""
     if former is None:
-        return asked.model_copy(update={"model": model, "data": data})
+        recalls = asked.recalls and data == asked.data  # the columns are those of the kept file
+        return asked.model_copy(update={"model": model, "data": data, "recalls": recalls})
     own = {"entered": former.entered, "columns": {}, "recalls": False}
     return asked.model_copy(
         update={"model": former.model or model, "data": former.data or data, **own}

@@ -341,7 +341,8 @@ def test_invalid_setting_is_named_at_its_field(
     refused = tab.ask("hello", **{name: value})
     outputs = json.loads(refused.text.rpartition("data: ")[2])["output"]["data"]
     (panel,) = [output for output in outputs if output and "faults" in output.get("props", {})]
-    assert panel["props"]["faults"] == {name: message}
+    assert panel["props"]["faults"]["messages"] == {name: message}
+    assert panel["props"]["faults"]["sent"] == list_values(**{name: value})
     assert "hello" not in str(outputs), "the typed text was lost, or the question was shown"
     tab.respond()
     assert stub.bodies == []

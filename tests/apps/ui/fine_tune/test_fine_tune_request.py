@@ -57,6 +57,19 @@ def test_other_cookies_are_those_of_a_first_visit(cookie: str) -> None:
     assert asked.changes == {"page"}
 
 
+@pytest.mark.parametrize("kept", [None, 5, {"data": 5}, {"columns": []}])
+def test_address_counts_with_any_cookie(kept: Any) -> None:
+    asked = read_address({"data": "file-2", "from": "ftjob-1"}, keep(kept))
+    assert (asked.data, asked.run) == ("file-2", "ftjob-1")
+
+
+def test_entered_settings_come_as_text() -> None:
+    assert read_choice_request({"entered": '{"columns": {"path": "p"}}'}).entered == {
+        "columns": {"path": "p"}
+    }
+    assert read_choice_request({"entered": "[" * 90_000}).changes == {"page"}
+
+
 @pytest.mark.parametrize("data", [None, 5, [], {"serial": 3, "changes": ["nonsense"]}])
 def test_invalid_choice_is_that_of_a_new_page(data: Any) -> None:
     asked = read_choice_request(data)

@@ -1,5 +1,6 @@
 """What belongs to a choice on the page "Fine-tune": model and data decide the task and settings."""
 
+import json
 import re
 from typing import Any
 
@@ -32,7 +33,8 @@ def files(api: StubApi) -> None:
 def choose(api: StubApi, *changes: str, **asked: Any) -> JobChoice:
     """Return what belongs to a choice; the model is "base" and the data are the handbook."""
     chosen = {"model": "base", "data": "file-handbook", "task": "causal_lm", **asked}
-    request = read_choice_request({**chosen, "changes": list(changes)})
+    entered = json.dumps(chosen.pop("entered", {}))
+    request = read_choice_request({**chosen, "entered": entered, "changes": list(changes)})
     return ask(api, lambda client: read_choice(client, request))
 
 
@@ -149,3 +151,13 @@ def test_without_models_there_is_no_form(api: StubApi, monkeypatch: pytest.Monke
 def test_unknown_file_is_reported(api: StubApi) -> None:
     with pytest.raises(ApiClientError, match="no file"):
         choose(api, "model", data="file-gone")
+
+
+def test_kept_columns_are_not_those_of_another_file(api: StubApi) -> None:
+    add_file(api, "file-other", status="error", error_code="unknown_columns")
+    api.rows.rows["file-handbook"] = [{"question": "Why?", "reply": "Because."}]
+    kept = {"recalls": True, "columns": {"prompt": "reply"}, "task": CLASSIFICATION}
+    found = choose(api, "page", data="file-gone", **kept)
+    assert found.data == "file-handbook"
+    assert "columns" not in found.entered
+    assert found.to_message()["task"] == "causal_lm"
