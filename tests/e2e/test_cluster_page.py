@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Request, expect
 from starlette.responses import PlainTextResponse
 
 from apps.http_api.cluster.ray_nodes import RayNode
@@ -89,16 +89,21 @@ def test_cluster_shows_machines_models_and_queue(page: Page) -> None:
     page.wait_for_url("**/runs?run=ftjob-000001")
 
 
+def is_update(request: Request) -> bool:
+    return "queue/join" in request.url
+
+
 @pytest.mark.parametrize("path", ["cluster", "models"])
 def test_idle_page_causes_little_traffic(page: Page, path: str) -> None:
     page.goto(page.url.replace("/cluster", f"/{path}"))
     expect(page.locator(f"#{path}-view h2")).to_be_visible()
+    page.wait_for_event("requestfinished", is_update)  # Gradio and its parts have been loaded
     session = page.context.new_cdp_session(page)
     received: list[float] = []
     session.on("Network.dataReceived", lambda event: received.append(event["dataLength"]))
     session.send("Network.enable")
     began = time.monotonic()
     for _ in range(NUM_UPDATES):
-        page.wait_for_event("requestfinished", lambda one: "queue/join" in one.url)
+        page.wait_for_event("requestfinished", is_update)
     observed_s = time.monotonic() - began
     assert sum(received) / observed_s <= MAX_IDLE_BYTES_PER_S, (sum(received), observed_s)

@@ -204,6 +204,7 @@ def test_labels_of_check_boxes_are_not_cut_off(browser: Browser, address: str, w
 
 def test_status_for_screen_readers_is_a_word(browser: Browser, address: str) -> None:
     page = open_page(browser, address, "/classify")
+    expect(page.locator("#classify-model input")).to_have_value("topics")
     page.evaluate(
         """() => {
           window.announced = [];
