@@ -351,3 +351,61 @@ def test_page_opens_with_an_odd_cookie(page: Page, address: str) -> None:
         page.context.add_cookies([cookie])
         page.goto(f"{address}/")
         expect(page.locator("#start-button")).to_be_enabled(timeout=PATIENCE_MS)
+
+
+def test_choices_are_free_while_a_large_file_is_checked(
+    page: Page, stub: StubApi, tmp_path: Path
+) -> None:
+    upload = tmp_path / "own.csv"
+    upload.write_text("question,reply\nWhy?,Because.\n")
+    stub.checks["own.csv"] = {"status": "error", "error_code": "unknown_columns"}
+    stub.num_unchecked_reads = 10_000
+    stub.rows.rows[f"file-{len(stub.files)}"] = [{"question": "Why?", "reply": "Because."}]
+    page.set_input_files("input[type=file]", upload)
+    expect(find_chosen(page, "data-file")).to_contain_text("being checked", timeout=PATIENCE_MS)
+    expect(page.locator("#start-reason")).to_have_text("The file is still being checked…")
+    expect(page.locator(".ts-fine-tune-page")).to_have_attribute("aria-busy", "false")
+    stub.num_unchecked_reads = 0
+    expect(page.locator("#column-mapping")).to_contain_text("This is a guess", timeout=PATIENCE_MS)
+    expect(find_chosen(page, "data-file")).not_to_contain_text("being checked")
+
+
+def test_rows_stay_when_something_else_is_chosen(page: Page, stub: StubApi) -> None:
+    page.get_by_role("tab", name="All rows").click()
+    rows = page.locator("#file-rows .ts-row")
+    expect(page.locator("#rows-next")).to_be_enabled(timeout=PATIENCE_MS)
+    page.locator("#rows-next").focus()
+    page.keyboard.press("Enter")
+    expect(rows.first).to_contain_text("What is in room 21?", timeout=PATIENCE_MS)
+    expect(page.locator("#rows-next")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(5)  # the last page: the focus goes to the other button
+    expect(page.locator("#rows-previous")).to_be_focused()
+    num_asked = len(stub.rows.asked)
+    page.locator("#preset").get_by_text("Quick look").click()
+    expect(page.locator("#setting-epochs input")).to_have_value("1")
+    expect(page.locator(".ts-fine-tune-page")).to_have_attribute("aria-busy", "false")
+    expect(rows.first).to_contain_text("What is in room 41?")
+    assert [asked for asked in stub.rows.asked[num_asked:] if asked.get("after") == "40-40-0"] == []
+
+
+def test_tabs_are_chosen_by_keyboard(page: Page) -> None:
+    tabs = page.get_by_role("tab")
+    tabs.first.focus()
+    for key, place in (("End", 2), ("ArrowRight", 0), ("ArrowLeft", 2), ("Home", 0)):
+        page.keyboard.press(key)
+        expect(tabs.nth(place)).to_be_focused()
+        expect(tabs.nth(place)).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Tab")
+    expect(page.locator("#panel-tokens")).to_be_focused()  # so that it can be scrolled
+
+
+def test_unread_settings_can_be_read_again(page: Page, stub: StubApi) -> None:
+    stub.deleted_models.append("base")
+    choose_file(page, "tickets.csv")
+    reason = page.locator("#start-reason")
+    expect(reason).to_contain_text("click here to try again", timeout=PATIENCE_MS)
+    stub.deleted_models.remove("base")
+    reason.click()
+    expect(page.locator("#preview")).to_contain_text("Where is it?", timeout=PATIENCE_MS)
+    expect(page.locator("#start-button")).to_be_enabled(timeout=PATIENCE_MS)

@@ -220,6 +220,26 @@ def test_status_for_screen_readers_is_a_word(browser: Browser, address: str) -> 
     page.context.close()
 
 
+def test_page_is_loaded_again_after_a_lost_connection(browser: Browser, address: str) -> None:
+    page = open_page(browser, address, "/chat")
+    expect(page.locator("#chat-model input")).not_to_have_value("")
+
+    def refuse(route: Route) -> None:
+        route.abort()
+
+    for path in ("queue/join", "app_id"):
+        page.route(f"**/gradio_api/{path}*", refuse)
+    page.evaluate("window.isOld = true")
+    page.fill("#chat-input textarea", "Hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(".toast-wrap")).to_contain_text("Connection to the server was lost")
+    for path in ("queue/join", "app_id"):
+        page.unroute(f"**/gradio_api/{path}*", refuse)
+    page.wait_for_function("!window.isOld")
+    expect(page.locator("#chat-model input")).not_to_have_value("", timeout=PATIENCE_MS)
+    page.context.close()
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_page_has_one_heading_and_no_error_in_console(
     browser: Browser, address: str, path: str

@@ -12,7 +12,7 @@ window.tuneserveCode = {
       props.value = target.value;
       report(true);
     });
-    find("button").addEventListener("click", () => navigator.clipboard?.writeText(find("textarea").value));
+    find("button").addEventListener("click", ({ currentTarget }) => tuneserveCopy(find("textarea"), currentTarget)); // page.js
     watch("code", () => { find("textarea").value = props.code; });
   },
 };

@@ -4,7 +4,7 @@
 window.TuneserveDataTabs = class {
   // `ask` requests what a tab shows by its name; `save` requests a file of rows with faults, or of equal ones.
   constructor(root, ask, save) {
-    Object.assign(this, { root, ask, save, tab: "tokens", version: 0, asked: {} });
+    Object.assign(this, { root, ask, save, tab: "tokens", version: 0, asked: {}, html: {} });
     this.startOver();
     root.addEventListener("click", ({ target }) => this.click(target));
     root.querySelector("[role=tablist]").addEventListener("keydown", (event) => this.press(event));
@@ -36,11 +36,13 @@ window.TuneserveDataTabs = class {
     return { tab, search: this.search, after: this.starts.at(-1) };
   }
 
-  // Other data, or settings of rows, make outdated what the tabs show.
-  refresh() {
+  // Other data, another model or settings of rows make outdated what the tabs show. The rows
+  // themselves depend on the data only.
+  refresh({ isOtherData }) {
+    const keepsRows = !isOtherData && this.known.has("rows");
     this.version += 1;
-    this.known.clear();
-    this.request();
+    this.known = new Set(keepsRows ? ["rows"] : []);
+    if (!this.known.has(this.tab)) this.request();
   }
 
   request() {
@@ -58,15 +60,19 @@ window.TuneserveDataTabs = class {
   show(tab, message) {
     const place = this.findPlace(tab);
     if (!message.is_running) this.known.add(tab);
-    place.innerHTML = message.html;
+    if (this.html[tab] !== message.html) place.innerHTML = message.html; // an equal one would be read out again
+    this.html[tab] = message.html;
     if (tab === "rows") this.showPages(message.next ?? null);
     if (tab === "statistics") this.showStatistics(message);
   }
 
   showPages(next) {
+    const buttons = ["previous", "next"].map((name) => this.find(`#rows-${name}`));
+    const focused = buttons.find((one) => one === document.activeElement);
     this.next = next;
-    this.find("#rows-next").disabled = next === null;
-    this.find("#rows-previous").disabled = this.starts.length < 2;
+    buttons[0].disabled = this.starts.length < 2;
+    buttons[1].disabled = next === null;
+    if (focused?.disabled) buttons.find((one) => !one.disabled)?.focus({ preventScroll: true });
   }
 
   showStatistics({ is_running, num_faults, num_duplicates }) {
@@ -77,8 +83,14 @@ window.TuneserveDataTabs = class {
 
   showRows(changes) {
     Object.assign(this, changes);
-    for (const name of ["next", "previous"]) this.find(`#rows-${name}`).disabled = true; // until the answer
+    this.known.delete("rows");
     this.request();
+  }
+
+  // Until the answer, nobody knows which page is the next one. The button stays enabled, for its focus.
+  turnPage(step) {
+    if (this.findPlace("rows").getAttribute("aria-busy") === "true") return;
+    this.showRows({ starts: step > 0 ? [...this.starts, this.next] : this.starts.slice(0, -1) });
   }
 
   choose(tab) {
@@ -96,18 +108,18 @@ window.TuneserveDataTabs = class {
   click(target) {
     const button = target.closest("button");
     if (button?.dataset.tab) this.choose(button.dataset.tab);
-    else if (button?.id === "rows-next") this.showRows({ starts: [...this.starts, this.next] });
-    else if (button?.id === "rows-previous") this.showRows({ starts: this.starts.slice(0, -1) });
+    else if (button?.id === "rows-next") this.turnPage(1);
+    else if (button?.id === "rows-previous") this.turnPage(-1);
     else if (button?.id === "save-faults") this.save("faults");
     else if (button?.id === "save-duplicates") this.save("duplicates");
   }
 
   press(event) {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
     const buttons = [...this.root.querySelectorAll("[data-tab]")];
     const place = buttons.findIndex((button) => button.dataset.tab === this.tab);
-    const next = buttons[(place + step + buttons.length) % buttons.length];
+    const wanted = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: -1 }[event.key];
+    if (wanted === undefined) return;
+    const next = buttons.at(wanted % buttons.length);
     event.preventDefault();
     this.choose(next.dataset.tab);
     next.focus();

@@ -60,7 +60,8 @@ window.TuneserveFileUpload = class {
     bar.hidden = false;
     if (share === undefined) bar.removeAttribute("value");
     else bar.value = share;
-    this.find("span").textContent = text;
+    if (this.text !== text) this.find("span").textContent = text; // an equal one would be read out again
+    this.text = text;
     this.find("button").hidden = share === undefined;
     this.button.disabled = true;
   }

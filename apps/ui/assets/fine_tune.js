@@ -8,7 +8,9 @@
   const COOKIE_AGE_S = 31_536_000;
   const CHECK_DELAY_MS = 400;
   const CHECKING = "Checking the settings…";
-  const NO_SETTINGS = "There are no settings for this choice: choose it again, or reload the page.";
+  const CHECKING_FILE = "The file is still being checked…";
+  const NO_SETTINGS = "The settings for this choice could not be read: click here to try again.";
+  const FILE_CHECK_INTERVAL_MS = 2000;
 
   class Page {
     constructor(root, channel) {
@@ -22,7 +24,7 @@
         verdict: new TuneserveRequests(channel, "check", (message) => this.showCheck(message)),
         outcome: new TuneserveRequests(channel, "act", (message, asked) => this.endAction(message, asked), { allCount: true }),
       };
-      this.form = new TuneserveSettingForm(this.root, () => this.change(), () => this.data.refresh());
+      this.form = new TuneserveSettingForm(this.root, () => this.change(), () => this.data.refresh({ isOtherData: false }));
       this.data = new TuneserveDataTabs(
         this.root,
         (tab) => this.requests[tab].ask(() => ({ ...this.describe(), ...this.data.describe(tab) })),
@@ -94,7 +96,7 @@
       const whole = { data, ...(this.hasMapping && { task: this.chosen("task"), columns }) };
       const [long, short] = [whole, { data }].map((choice) => encodeURIComponent(JSON.stringify(choice)));
       const path = new URL(".", document.baseURI).pathname;
-      document.cookie = `${COOKIE}=${long.length > MAX_COOKIE_CHARACTERS ? short : long}; path=${path}; max-age=${COOKIE_AGE_S}; samesite=strict`;
+      document.cookie = `${COOKIE}=${long.length > MAX_COOKIE_CHARACTERS ? short : long}; path=${path}; max-age=${COOKIE_AGE_S}; samesite=lax`;
     }
 
     // ---- the choice
@@ -115,7 +117,8 @@
         this.setStart(NO_SETTINGS);
         return;
       }
-      const isOther = message.data !== this.fitted || ["page", "model", "data"].some((one) => this.changes.has(one));
+      const isOtherData = message.data !== this.fitted || ["page", "data"].some((one) => this.changes.has(one));
+      const isOther = isOtherData || this.changes.has("model");
       const isMapped = this.changes.has("columns");
       this.changes.clear();
       this.showMenus(message);
@@ -127,10 +130,10 @@
       if (isMapped) this.keepChoice(); // without what contradicted the last choice of columns
       this.form.show(message.form, message.entered);
       this.fitted = message.data ?? "";
-      Object.assign(this, { kept: null, run: "", menus: {} });
-      if (isOther) this.data.startOver();
+      Object.assign(this, { kept: null, run: "", menus: {}, waitsForFile: message.is_being_checked });
+      if (isOtherData) this.data.startOver();
       if (tokens) this.data.show("tokens", tokens);
-      else this.data.refresh();
+      else this.data.refresh({ isOtherData });
       this.change();
     }
 
@@ -186,20 +189,33 @@
       clearTimeout(this.delay);
       if (!this.requests.choice.isIdle) return; // its answer is a change too
       if (!this.hasChoice) this.setStart(NO_SETTINGS);
-      else this.delay = setTimeout(() => this.requests.verdict.ask(() => this.describeChecked()), CHECK_DELAY_MS);
+      else this.delay = setTimeout(() => this.check(), CHECK_DELAY_MS);
+    }
+
+    check() {
+      this.requests.verdict.ask(() => this.describeChecked());
     }
 
     describeChecked() {
       this.checked = this.version;
-      return this.describe();
+      return { ...this.describe(), waits_for_file: this.waitsForFile };
     }
 
     // Without an answer, Start itself is the check.
     showCheck(message) {
       if (this.checked !== this.version) return;
-      this.showVerdict(message ?? { problems: [], reason: "" });
+      // A problem may be gone once the columns of the file are known.
+      const isEarly = Boolean(message?.is_being_checked && message.reason);
+      this.showVerdict(isEarly ? { problems: [], reason: CHECKING_FILE } : message ?? { problems: [], reason: "" });
       if (message) this.find("#estimate").innerHTML = message.estimate;
       if (this.find("#settings-export").open) this.write();
+      if (message && this.waitsForFile) this.watchFile(message);
+    }
+
+    // The task, the columns and the number of rows are known when the server has checked the file.
+    watchFile({ is_being_checked }) {
+      if (is_being_checked) this.delay = setTimeout(() => this.check(), FILE_CHECK_INTERVAL_MS);
+      else this.choose("check");
     }
 
     showVerdict({ problems, reason, is_temporary }) {
@@ -209,7 +225,7 @@
 
     setStart(reason, field = "", isAllowed = false) {
       const shown = this.find("#start-reason");
-      const isPending = reason === CHECKING;
+      const isPending = [CHECKING, CHECKING_FILE].includes(reason);
       this.find("#start-button").disabled = this.isStarting || (Boolean(reason) && !isAllowed);
       Object.assign(shown, { textContent: reason, hidden: !reason });
       shown.dataset.field = field;
@@ -225,7 +241,7 @@
       this.act({ action: "start" });
     }
 
-    endStart(end) {
+    endStart(end, { isAnswer = false } = {}) {
       if (end?.is_done) {
         this.keepChoice();
         location.href = `./runs?run=${encodeURIComponent(end.run)}`;
@@ -235,6 +251,13 @@
       this.find("#start-button").textContent = "Start";
       if (end?.verdict && this.started === this.version) this.showVerdict(end.verdict);
       else this.change();
+      if (isAnswer && document.activeElement === document.body) this.focusStart();
+    }
+
+    // The button lost the focus when it was disabled.
+    focusStart() {
+      const places = [this.find("#start-button"), this.find("#start-reason")];
+      places.find((one) => !one.disabled && !one.hidden)?.focus({ preventScroll: true });
     }
 
     // ---- actions
@@ -246,7 +269,7 @@
     }
 
     endAction(end, { action, data }) {
-      if (action === "start") this.endStart(end);
+      if (action === "start") this.endStart(end, { isAnswer: true });
       else if (action === "add") this.endUpload(end);
       else if (action === "fill_in") this.endFillIn(end);
       else if (!end?.is_done) return;
@@ -315,11 +338,16 @@
     click(target) {
       const button = target.closest("button");
       if (button?.id === "start-button") this.start();
-      else if (button?.id === "start-reason") this.form.goToField(button.dataset.field);
+      else if (button?.id === "start-reason") this.goToReason(button.dataset.field);
       else if (button?.id === "delete-file") this.askToDelete();
       else if (button?.id === "keep-file") this.find("#delete-file-dialog").close();
       else if (button?.id === "import-button") this.act({ action: "fill_in", text: this.find("#import-area").value });
-      else if (button?.id === "copy-export") navigator.clipboard?.writeText(this.find("#export-area").value);
+      else if (button?.id === "copy-export") tuneserveCopy(this.find("#export-area"), button); // page.js
+    }
+
+    goToReason(field) {
+      if (field) this.form.goToField(field);
+      else if (!this.hasChoice) this.choose("page");
     }
 
     askToDelete() {

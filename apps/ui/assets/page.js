@@ -19,6 +19,20 @@ addEventListener("keydown", (event) => {
   if (event.key === "Tab" && event.target.getAttribute?.("role") === "combobox") event.stopPropagation();
 }, { capture: true });
 
+// Copies what a text field contains, and says so on the button "Copy" for a moment.
+window.tuneserveCopy = async (field, button) => {
+  const SHOWN_MS = 2000;
+  try {
+    await navigator.clipboard.writeText(field.value);
+  } catch { // browsers have no clipboard for pages without TLS, unless they are of this machine
+    field.select();
+    if (!document.execCommand("copy")) return; // the text is selected
+    button.focus();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, SHOWN_MS);
+};
+
 // Times: <time datetime="…Z"> shows the browser's zone, in the language of the page (apps/ui/markup.py).
 (() => {
   const day = { day: "numeric", month: "short" };

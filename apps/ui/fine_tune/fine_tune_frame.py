@@ -52,8 +52,10 @@ _CHOICES = f"""
   <input type="file" id="upload-file" hidden aria-label="Upload a file of rows">
   <button type="button" id="delete-file" class="ts-action" disabled>Delete this file</button>
 </div>
-<div id="upload-progress" role="status" hidden><progress max="1" class="ts-progress"></progress>
-  <span></span> <button type="button" id="stop-upload" class="ts-link">Stop</button></div>
+<div id="upload-progress" hidden>
+  <progress max="1" class="ts-progress" aria-labelledby="upload-text"></progress>
+  <span id="upload-text" role="status"></span>
+  <button type="button" id="stop-upload" class="ts-link">Stop</button></div>
 {_render_menu("task", "task", label="Task", has_names=False)}"""
 
 _EXPORT = f"""
@@ -87,7 +89,8 @@ _TAB_BUTTONS = "".join(
     for place, (name, label) in enumerate(_TABS)
 )
 _PANELS = """
-<div role="tabpanel" id="panel-tokens" aria-labelledby="tab-tokens"><div id="preview"></div></div>
+<div role="tabpanel" id="panel-tokens" aria-labelledby="tab-tokens" tabindex="0">
+  <div id="preview"></div></div>
 <div role="tabpanel" id="panel-rows" aria-labelledby="tab-rows" hidden>
   <form id="row-search-bar" role="search"><div class="ts-field" id="row-search">
     <label for="row-search-text">Search the rows</label>
@@ -99,7 +102,7 @@ _PANELS = """
     <button type="button" id="rows-previous" class="ts-action" disabled>← Previous</button>
     <button type="button" id="rows-next" class="ts-action" disabled>Next →</button></div>
 </div>
-<div role="tabpanel" id="panel-statistics" aria-labelledby="tab-statistics" hidden>
+<div role="tabpanel" id="panel-statistics" aria-labelledby="tab-statistics" tabindex="0" hidden>
   <div id="row-statistics"></div>
   <div class="ts-actions" id="findings-buttons">
     <button type="button" id="save-faults" class="ts-action" hidden
@@ -110,7 +113,8 @@ _PANELS = """
 
 _DATA = f"""
 <details id="column-mapping" class="ts-more" hidden><summary>Columns</summary>
-  <div id="column-note"></div><div id="column-menus" class="ts-fields"></div></details>
+  <div id="column-note" role="status"></div>
+  <div id="column-menus" class="ts-fields"></div></details>
 <div id="data-tabs">
   <div role="tablist" aria-label="Data">{_TAB_BUTTONS}</div>{_PANELS}
 </div>"""

@@ -8,6 +8,7 @@ own: what belongs to a choice, what a tab with data shows, a check of the settin
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -41,14 +42,19 @@ from apps.ui.fine_tune.planned_job import (
     write_settings,
 )
 from apps.ui.fine_tune.setting_form import SettingForm
-from apps.ui.frame.first_views import FirstViews
+from apps.ui.frame.first_views import PATIENCE_S, FirstViews
 from apps.ui.frame.page_element import build_frame
 from apps.ui.protection.uploads import ForeignFileError, UploadFolder
 
 ANSWERS = ("choice", "tokens", "rows", "statistics", "verdict", "outcome")
 """The properties of the component that have answers."""
 PREVIEW_PATIENCE_S = 1.0
-"""How long a document waits for the preview, which waits for checks and for jobs being created."""
+"""How long a document waits for the preview, which waits for checks and for jobs being created.
+
+Less if the choice took long: a document without the preview is better than one without anything.
+"""
+_RESERVE_S = 0.2
+"""What is left of the document's patience when the wait for the preview ends."""
 _logger = logging.getLogger(__name__)
 
 
@@ -61,14 +67,17 @@ class _FineTuneHandlers:
 
     async def read_first(self, request: Request) -> Mapping[str, Any]:
         """Return the first choice and the preview of its data, for the document."""
+        began = time.monotonic()
         asked = read_address(request.query_params, request.cookies)
         try:
             choice = await read_choice(self._client, asked)
         except ApiClientError as exc:
             return {"choice": _describe_failure(asked, exc)}
         message = {"choice": _describe_choice(choice)}
+        left = began + PATIENCE_S - _RESERVE_S - time.monotonic()
+        patience = max(0, min(PREVIEW_PATIENCE_S, left))
         try:
-            tokens = await asyncio.wait_for(self._read_preview(choice), PREVIEW_PATIENCE_S)
+            tokens = await asyncio.wait_for(self._read_preview(choice), patience)
         except TimeoutError:  # the script asks for it
             return message
         return {**message, "tokens": tokens}

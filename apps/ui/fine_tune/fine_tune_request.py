@@ -12,7 +12,8 @@ from apps.ui.runs.view_request import Text
 
 CHOICE_COOKIE = "tuneserve-choice"
 """The cookie in which the script keeps the chosen file, with its task and columns, as JSON."""
-Change = Literal["page", "files", "model", "data", "task", "columns", "preset"]
+Change = Literal["page", "files", "model", "data", "check", "task", "columns", "preset"]
+"""`check`: the server has checked the chosen file meanwhile."""
 DataTab = Literal["tokens", "rows", "statistics"]
 
 
@@ -58,6 +59,7 @@ class FieldsRequest(_NumberedRequest):
 
     fields: Mapping[str, Any] = Field(default_factory=dict)
     name: str = Field("", description="The name of the result.")
+    waits_for_file: bool = Field(False, description="Whether the file was not checked yet.")
 
 
 class DataRequest(FieldsRequest):

@@ -54,6 +54,7 @@ class JobChoice:
     num_unusable: int = 0
     facts: str | None = None
     former: FormerRun | None = None
+    is_being_checked: bool = False
 
     def to_message(self) -> Mapping[str, Any]:
         """Return what the script of the page shows."""
@@ -61,6 +62,7 @@ class JobChoice:
             "model": self.model,
             "data": self.data,
             "columns": self.menus.to_message(),
+            "is_being_checked": self.is_being_checked,
             "entered": dict(self.entered),
             **self._describe_settings(),
         }
@@ -110,7 +112,7 @@ def _name_model(model: Model) -> str:
 
 
 async def read_choice(client: ApiClient, asked: ChoiceRequest) -> JobChoice:
-    """Read what belongs to a choice; waits for the check of a file that was just uploaded.
+    """Read what belongs to a choice; waits a moment for the check of a file that was just uploaded.
 
     Of a page that is opened, the model is the first one, and the data are the kept ones if they
     still exist, or else the first ones; or both are those of the run that is started again. Raises
@@ -144,6 +146,7 @@ async def read_choice(client: ApiClient, asked: ChoiceRequest) -> JobChoice:
         num_unusable=count_unusable(files or ()),
         facts=facts,
         former=sources.former,
+        is_being_checked=file is not None and file.status == "uploaded",
     )
 
 
@@ -156,7 +159,7 @@ async def _read_facts(client: ApiClient, asked: ChoiceRequest) -> str | None:
 async def _read_sources(client: ApiClient, asked: ChoiceRequest) -> _Sources:
     """Read the lists that may have changed, and the run that is started again."""
     is_new = "page" in asked.changes
-    if not asked.changes & {"page", "data", "files"}:
+    if not asked.changes & {"page", "data", "check", "files"}:
         return _Sources()
     if not is_new:
         return _Sources(files=await list_files(client))
@@ -196,7 +199,7 @@ async def _read_defaults(
     if not asked.model:
         return None
     task: str | None = asked.task or None
-    if asked.changes & {"page", "model", "data"}:
+    if asked.changes & {"page", "model", "data", "check"}:
         task = file.check.task if file is not None and file.check else None
         task = task or (asked.task if asked.recalls else None)
         own = await client.jobs.get_defaults(asked.model)

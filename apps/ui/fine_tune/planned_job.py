@@ -8,6 +8,7 @@ from apps.client.errors import ApiClientError
 from apps.client.jobs import JobRequest
 from apps.client.resources import Estimate, Job
 from apps.ui.error_messages import describe_error
+from apps.ui.fine_tune.data.file_menu import is_being_checked
 from apps.ui.fine_tune.fine_tune_request import FieldsRequest, FineTuneAction
 from apps.ui.fine_tune.setting_export import read_changes, write_text
 from apps.ui.fine_tune.setting_fields import FieldError
@@ -31,12 +32,19 @@ class UnplannedError(Exception):
 
 
 async def check_job(client: ApiClient, asked: FieldsRequest) -> Mapping[str, Any]:
-    """Return the verdict on the job, and what it will take as HTML."""
+    """Return the verdict on the job, and what it will take as HTML.
+
+    Also returns whether the file is still being checked, if it was not checked before.
+    """
+    verdict, estimate = Verdict(), ""
     try:
-        found = await _ask(client, asked, client.jobs.estimate)
+        estimate = render_estimate(await _ask(client, asked, client.jobs.estimate))
     except UnplannedError as exc:
-        return {**exc.verdict.to_message(), "estimate": ""}
-    return {**Verdict().to_message(), "estimate": render_estimate(found)}
+        verdict = exc.verdict
+    message = {**verdict.to_message(), "estimate": estimate}
+    if asked.waits_for_file and asked.data:
+        message["is_being_checked"] = await is_being_checked(client, asked.data)
+    return message
 
 
 async def start_job(client: ApiClient, asked: FieldsRequest) -> Mapping[str, Any]:

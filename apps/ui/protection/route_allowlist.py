@@ -38,7 +38,7 @@ OPEN_ROUTES = {
         r"|/(assets|static)/[\w./@%~+-]{1,200}"
         r"|/page-assets/[\w.-]{1,100}|/models/[\w.-]{1,128}/archive"
         r"|/evaluate/[\w-]{1,128}/rows"
-        r"|/gradio_api/(queue/data|heartbeat/\w+)"
+        r"|/gradio_api/(app_id|queue/data|heartbeat/\w+)"
     ),
     "POST": re.compile(rf"{JOIN_ROUTE}|{UPLOAD_ROUTE}|/gradio_api/cancel"),
 }

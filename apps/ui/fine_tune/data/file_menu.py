@@ -23,8 +23,8 @@ HANDBOOK_FILE_ID = "file-handbook"
 HANDBOOK_NAME = "The bundled handbook"
 _UNKNOWN_COLUMNS = "unknown_columns"
 _PURPOSE = "fine-tune"
-CHECK_PATIENCE_S = 20.0
-CHECK_INTERVAL_S = 0.5
+CHECK_PATIENCE_S = 5.0
+CHECK_INTERVAL_S = 0.25
 
 
 def is_usable(file: File) -> bool:
@@ -89,13 +89,17 @@ async def list_files(client: ApiClient) -> list[File]:
 async def wait_for_check(client: ApiClient, data: str) -> None:
     """Wait for the check of an upload, but not for that of a large file."""
     deadline = time.monotonic() + CHECK_PATIENCE_S
+    while await is_being_checked(client, data) and time.monotonic() < deadline:
+        await asyncio.sleep(CHECK_INTERVAL_S)
+
+
+async def is_being_checked(client: ApiClient, data: str) -> bool:
+    """Return whether an upload is still being checked; not if the API cannot tell."""
     try:
-        while (await client.files.get(data)).status == "uploaded":
-            if time.monotonic() >= deadline:
-                break
-            await asyncio.sleep(CHECK_INTERVAL_S)
+        return (await client.files.get(data)).status == "uploaded"
     except ApiClientError as exc:
         _logger.warning("The check of %s cannot be read: %s", data, exc)
+        return False
 
 
 def count_unusable(files: Sequence[File]) -> int:

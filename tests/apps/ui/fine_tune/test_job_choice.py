@@ -57,6 +57,21 @@ def test_first_model_and_data_are_chosen_when_the_page_is_opened(api: StubApi) -
     assert "name" not in message
 
 
+def test_choice_says_whether_the_file_is_being_checked(
+    api: StubApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_menu, "CHECK_PATIENCE_S", 0.0)
+    api.num_unchecked_reads = 100
+    api.checks["new.csv"] = {}
+    add_file(api, "file-new", filename="new.csv", status="uploaded")
+    assert choose(api, "data", data="file-new").to_message()["is_being_checked"]
+    labels = {"status": "processed", "check": {"task": CLASSIFICATION}}
+    api.files[-1].update(labels)
+    found = choose(api, "check", data="file-new").to_message()
+    assert (found["is_being_checked"], found["task"]) == (False, CLASSIFICATION)
+    assert "file-new" in [name for _, name in found["files"]]
+
+
 def test_kept_data_are_chosen_if_they_still_exist(api: StubApi) -> None:
     assert choose(api, "page", data="file-odd").data == "file-odd"
     assert choose(api, "page", data="file-gone").data == "file-handbook"

@@ -69,6 +69,16 @@ def test_check_and_start_return_the_problems_of_fields(use: Any, api: StubApi) -
     assert not api.jobs
 
 
+def test_check_says_whether_the_file_is_still_being_checked(use: Any, api: StubApi) -> None:
+    assert "is_being_checked" not in use(check_job)
+    api.files[0]["status"] = "uploaded"
+    api.num_unchecked_reads = 2
+    api.checks[api.files[0]["filename"]] = {"status": "processed"}
+    found = [use(check_job, waits_for_file=True)["is_being_checked"] for _ in range(2)]
+    assert found == [True, False]
+    assert use(check_job, waits_for_file=True, data="file-gone")["is_being_checked"] is False
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
