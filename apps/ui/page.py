@@ -60,8 +60,8 @@ def build_blocks(client: ApiClient, uploads: UploadFolder, first_views: FirstVie
         build_fine_tune_page(client, uploads, first_views)
     others: Mapping[str, Callable[[ApiClient], None]] = {
         "runs": partial(build_runs_page, first_views=first_views),
-        "chat": build_chat_page,
-        "compare": build_compare_page,
+        "chat": partial(build_chat_page, first_views=first_views),
+        "compare": partial(build_compare_page, first_views=first_views),
         "evaluate": partial(build_evaluate_page, first_views=first_views),
         "classify": partial(build_classify_page, uploads=uploads),
         "models": partial(build_models_page, first_views=first_views),

@@ -33,6 +33,33 @@ def send(page: Page, text: str) -> None:
     page.click("#chat-send")
 
 
+@pytest.mark.parametrize("kept", ["", "base"])
+def test_document_has_the_model_menu(browser: Browser, address: str, kept: str) -> None:
+    page = open_context(browser).new_page()
+    page.goto(f"{address}/nonsense")
+    if kept:
+        text = '{"asked_model": "base", "turns": []}'
+        page.evaluate("text => sessionStorage.setItem('tuneserve-chat', text)", text)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/queue/join*", hold)
+    page.goto(f"{address}/chat")
+    menu = page.locator("#chat-model input")
+    shown = "base (base)" if kept else "latest → base-tuned"
+    expect(menu).to_have_value(shown)
+    wait_until(lambda: page.evaluate("document.title") and held, 30, "the page is being opened")
+    expect(menu).to_be_disabled()  # until the server has opened the page
+    for route in held:
+        route.continue_()
+    page.unroute("**/queue/join*")
+    expect(menu).to_be_enabled()
+    expect(menu).to_have_value(shown)
+    page.context.close()
+
+
 def test_chat_handles_empty_and_long_messages_and_model_changes(chat: Page, stub: StubApi) -> None:
     notes = chat.locator("#chat-history .ts-answered")
     send(chat, "   ")
@@ -95,7 +122,7 @@ def test_question_that_is_sent_before_the_menu_is_filled_is_answered(
     browser: Browser, stub: StubApi, address: str
 ) -> None:
     models_are_read = threading.Event()
-    stub.holds = [models_are_read]
+    stub.holds = [models_are_read, models_are_read]  # of the document, and of the page
     context = open_context(browser)
     page = context.new_page()
     page.goto(f"{address}/chat")

@@ -12,6 +12,7 @@ from apps.ui.chat.model_menu import ModelMenu
 from apps.ui.chat.question_bar import QuestionBar
 from apps.ui.chat.sampling_settings import SettingsPanel
 
+MODEL_ID = "chat-model"
 REFRESH_INTERVAL_S = 10.0
 Updates = dict[Block, Any]
 """New values of some of an event's outputs; the others stay as they are."""
@@ -37,7 +38,7 @@ class ChatLayout:
         with gr.Row(elem_id="chat-models", equal_height=False):
             self.model = gr.Dropdown(
                 label="Model",
-                elem_id="chat-model",
+                elem_id=MODEL_ID,
                 elem_classes=markup.NAMES,
                 scale=5,
                 min_width=200,

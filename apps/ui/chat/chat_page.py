@@ -1,14 +1,17 @@
 """The page "Chat": talk to any model and see which one answered."""
 
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 import gradio as gr
 from gradio.events import Dependency
+from starlette.requests import Request
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
 from apps.ui.chat.chat_layout import (
+    MODEL_ID,
     ChatLayout,
     Updates,
     render_compare_link,
@@ -17,12 +20,14 @@ from apps.ui.chat.chat_layout import (
 from apps.ui.chat.conversation import Conversation, OpenChat
 from apps.ui.chat.kept_conversation import (
     RESTORE_JS,
+    STORAGE_KEY,
     STORE_JS,
     pack_conversation,
     unpack_conversation,
 )
 from apps.ui.chat.model_menu import (
     MAX_RUNS,
+    MENU_SCRIPT,
     UNKNOWN_MODEL_NOTE,
     ModelMenu,
     describe_choice,
@@ -35,6 +40,7 @@ from apps.ui.chat.questions import QuestionHandlers
 from apps.ui.chat.suggestions import suggest_questions
 from apps.ui.error_messages import describe_error
 from apps.ui.events import LATEST, LATEST_RAW, RAW, EventOptions
+from apps.ui.frame.first_views import FirstViews
 from apps.ui.notices import show_notice
 
 NO_CHECKPOINTS = "The newest {} runs have no checkpoints that are not in the menu."
@@ -56,6 +62,13 @@ class _ModelHandlers:
     def __init__(self, client: ApiClient, layout: ChatLayout) -> None:
         self._client = client
         self._ui = layout
+
+    async def read_first(self, request: Request) -> Mapping[str, Any]:
+        """Return the content of the model menu, for the document."""
+        asked = request.query_params.get("model")
+        menu = await load_menu(self._client, [asked] if asked else [])
+        chosen = (asked if menu.has(asked) else None) if asked else menu.choose_first()
+        return menu.describe_first(MODEL_ID, chosen, "" if asked else STORAGE_KEY)
 
     async def open_chat(self, chat: OpenChat, kept: Any, request: gr.Request) -> Updates:
         """Fill the model menu, and restore the conversation that the browser kept.
@@ -79,7 +92,7 @@ class _ModelHandlers:
         if menu.has(wanted):
             chosen: str | None = wanted
         else:
-            chosen = next((value for _, value in menu.list_choices()), None)
+            chosen = menu.choose_first()
         note = show_notice(*await describe_choice(self._client, menu, chosen))
         if asked and not menu.has(asked):
             chosen, note = None, show_notice(UNKNOWN_MODEL_NOTE.format(asked), "error")
@@ -90,7 +103,7 @@ class _ModelHandlers:
         chat.opening.end(Opened(chosen, menu))
         return {
             ui.chat: chat,
-            ui.model: gr.Dropdown(choices=menu.list_choices(), value=chosen),
+            ui.model: gr.Dropdown(choices=menu.list_choices(), value=chosen, interactive=True),
             ui.menu: menu,
             ui.note: note,
             ui.history: chat.conversation.to_chatbot(),
@@ -159,14 +172,17 @@ class _ModelHandlers:
         if choices == menu.list_choices():
             return {ui.menu: gr.skip()}
         if name and not current.has(name):
-            return {ui.model: gr.Dropdown(choices=choices, value=None), ui.menu: current}
-        return {ui.model: gr.Dropdown(choices=choices), ui.menu: current}
+            shown = gr.Dropdown(choices=choices, value=None, interactive=True)
+        else:
+            shown = gr.Dropdown(choices=choices, interactive=True)
+        return {ui.model: shown, ui.menu: current}
 
 
-def build_chat_page(client: ApiClient) -> None:
+def build_chat_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     ui = ChatLayout()
     page = _ModelHandlers(client, ui)
+    first_views.add_without_frame("chat", MENU_SCRIPT, page.read_first)
     questions = QuestionHandlers(client, ui)
     buttons = ui.bar.buttons
     settings = ui.settings

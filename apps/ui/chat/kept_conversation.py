@@ -17,8 +17,9 @@ MAX_KEPT_BYTES = 50_000
 MAX_KEPT_TURNS = 512
 _NAMES_BYTES = 2_000
 """For the names of the models, and the keys."""
-STORE_JS = "(text) => { sessionStorage.setItem('tuneserve-chat', text); }"
-RESTORE_JS = "sessionStorage.getItem('tuneserve-chat') || ''"
+STORAGE_KEY = "tuneserve-chat"
+STORE_JS = f"(text) => {{ sessionStorage.setItem('{STORAGE_KEY}', text); }}"
+RESTORE_JS = f"sessionStorage.getItem('{STORAGE_KEY}') || ''"
 
 
 class _KeptTurn(BaseModel):

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from apps.client.resources import Job
 from apps.ui.error_messages import describe_error
 
 LATEST_ALIAS = "latest"
+MENU_SCRIPT = "model_menu"
+"""The script that fills the menu from the document."""
 TASK = "causal_lm"
 PUBLISH_PERMISSION = "jobs.write"
 MAX_RUNS = 20
@@ -58,6 +60,19 @@ class ModelMenu:
             *((_label_model(model), model.id) for model in self.models),
             *((f"{entry.model_id} (checkpoint)", entry.model_id) for entry in self.checkpoints),
         ]
+
+    def choose_first(self) -> str | None:
+        """Return the value of the first entry; None for an empty menu."""
+        return next((value for _, value in self.list_choices()), None)
+
+    def describe_first(self, elem_id: str, value: Any, kept_in: str = "") -> Mapping[str, Any]:
+        """Return what the script `model_menu.js` gives to the component before it is drawn.
+
+        The chosen value is `value`, unless the conversation in the browser's storage under
+        `kept_in` is with another model.
+        """
+        choices = self.list_choices()
+        return {"elem_id": elem_id, "choices": choices, "value": value, "kept_in": kept_in}
 
     def has(self, name: str) -> bool:
         """Return whether a value is offered."""

@@ -15,6 +15,7 @@ from apps.ui.chat.question_bar import QuestionBar
 from apps.ui.chat.sampling_settings import SettingsPanel
 from apps.ui.compare.comparison import MAX_COLUMNS, Comparison
 
+MODELS_ID = "compare-models"
 GONE_MODEL = "There is no model {!r} any more."
 
 
@@ -61,7 +62,7 @@ class CompareLayout:
             info="Two to four; each has its own conversation.",
             multiselect=True,
             max_choices=MAX_COLUMNS,
-            elem_id="compare-models",
+            elem_id=MODELS_ID,
             elem_classes=markup.NAMES,
         )
         self.note = gr.HTML(elem_id="compare-note", visible=False)

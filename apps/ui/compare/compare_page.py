@@ -1,12 +1,13 @@
 """The page "Compare": one prompt to two to four models, side by side."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from html import escape
 from typing import Any
 
 import gradio as gr
 from gradio.events import Dependency
+from starlette.requests import Request
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError
@@ -15,6 +16,7 @@ from apps.ui.chat.chat_layout import Updates
 from apps.ui.chat.conversation import Question, Turn
 from apps.ui.chat.model_menu import (
     LATEST_ALIAS,
+    MENU_SCRIPT,
     ModelMenu,
     describe_choice,
     list_chat_models,
@@ -28,11 +30,12 @@ from apps.ui.chat.questions import (
 )
 from apps.ui.chat.sampling_settings import AnswerSettings, check_settings
 from apps.ui.chat.suggestions import suggest_questions
-from apps.ui.compare.compare_layout import CompareLayout
+from apps.ui.compare.compare_layout import MODELS_ID, CompareLayout
 from apps.ui.compare.comparison import MAX_COLUMNS, Comparison
 from apps.ui.compare.merged_answers import ColumnStep, MergedAnswers
 from apps.ui.error_messages import describe_error
 from apps.ui.events import LATEST, LATEST_RAW, RAW, EventOptions
+from apps.ui.frame.first_views import FirstViews
 from apps.ui.notices import show_notice
 
 FEW_MODELS_NOTE = "Choose two to four models."
@@ -54,6 +57,16 @@ def choose_default(menu: ModelMenu) -> list[str]:
     return [name for name in names if name]
 
 
+def _read_asked(query: Mapping[str, str]) -> list[str]:
+    return [name for name in query.get("models", "").split(",") if name]
+
+
+def _choose_first(menu: ModelMenu, asked: Sequence[str]) -> list[str]:
+    """Return the names to compare first: those that are asked for, as far as they exist."""
+    known = dict.fromkeys(name for name in asked if menu.has(name))
+    return list(known)[:MAX_COLUMNS] if asked else choose_default(menu)
+
+
 class _CompareHandlers:
     """The event handlers of the page."""
 
@@ -61,22 +74,27 @@ class _CompareHandlers:
         self._client = client
         self._ui = layout
 
+    async def read_first(self, request: Request) -> Mapping[str, Any]:
+        """Return the content of the menu of models, for the document."""
+        asked = _read_asked(request.query_params)
+        menu = await load_menu(self._client, asked)
+        return menu.describe_first(MODELS_ID, _choose_first(menu, asked))
+
     async def open_compare(self, comparison: Comparison, request: gr.Request) -> Updates:
         """Show the models that the query parameter `models` names, separated by commas."""
         ui = self._ui
-        asked = [name for name in request.query_params.get("models", "").split(",") if name]
+        asked = _read_asked(request.query_params)
         try:
             menu = await load_menu(self._client, asked)
         except ApiClientError as exc:
             return {ui.note: show_notice(describe_error(exc), "error")}
-        known = list(dict.fromkeys(name for name in asked if menu.has(name)))
         unknown = [name for name in asked if not menu.has(name)]
-        comparison.choose(known[:MAX_COLUMNS] if asked else choose_default(menu))
+        comparison.choose(_choose_first(menu, asked))
         names = comparison.names
         return {
             ui.comparison: comparison,
             ui.menu: menu,
-            ui.models: gr.Dropdown(choices=menu.list_choices(), value=names),
+            ui.models: gr.Dropdown(choices=menu.list_choices(), value=names, interactive=True),
             ui.note: await self._note_models(menu, names, unknown),
             **ui.show_columns(comparison, menu),
         }
@@ -100,10 +118,15 @@ class _CompareHandlers:
         return {column.history: gr.Chatbot(examples=examples) for column in self._ui.columns}
 
     async def ask_all(
-        self, text: Any, comparison: Comparison, menu: ModelMenu, values: Any
+        self, text: Any, comparison: Comparison, menu: ModelMenu, values: Any, names: Any
     ) -> Updates:
-        """Add the typed question to all conversations; a refused one stays in the text field."""
+        """Add the typed question to all conversations; a refused one stays in the text field.
+
+        `names` are those in the menu, which the document has: the page may not be opened yet.
+        """
         ui = self._ui
+        if not comparison.names:
+            comparison.choose(read_names(names))
         question = text.strip() if isinstance(text, str) else ""
         if not question:
             return {ui.comparison: gr.skip()}
@@ -125,7 +148,7 @@ class _CompareHandlers:
             **ui.show_columns(comparison, current),
             ui.comparison: comparison,
             ui.menu: current,
-            ui.models: gr.Dropdown(choices=current.list_choices()),
+            ui.models: gr.Dropdown(choices=current.list_choices(), interactive=True),
             ui.bar.text: "" if busy else gr.skip(),
             **ui.bar.show_buttons(busy=busy),
         }
@@ -135,7 +158,7 @@ class _CompareHandlers:
     ) -> Updates:
         """Add a suggested question to all conversations."""
         value = event.value if isinstance(event.value, dict) else {}
-        return await self.ask_all(value.get("text"), comparison, menu, values)
+        return await self.ask_all(value.get("text"), comparison, menu, values, None)
 
     async def respond_all(self, comparison: Comparison) -> AsyncGenerator[Updates, None]:
         """Stream the answers of all models into their columns.
@@ -245,10 +268,11 @@ def ask_models(
         comparison.statuses[name] = markup.render_notice(moved) if moved else ANSWERING
 
 
-def build_compare_page(client: ApiClient) -> None:
+def build_compare_page(client: ApiClient, first_views: FirstViews) -> None:
     """Lay out the page and its events inside the current Blocks."""
     ui = CompareLayout()
     page = _CompareHandlers(client, ui)
+    first_views.add_without_frame("compare", MENU_SCRIPT, page.read_first)
     settings = ui.settings
     buttons = ui.bar.buttons
     # The state is an output so that each question restarts the hour after which Gradio deletes it.
@@ -265,7 +289,7 @@ def build_compare_page(client: ApiClient) -> None:
         gr.on(
             ui.bar.sent,
             page.ask_all,
-            [ui.bar.text, *context],
+            [ui.bar.text, *context, ui.models],
             outputs,
             **LATEST_RAW,
         ),

@@ -5,7 +5,7 @@ of the document itself, so that it appears at once, and so is the frame of some 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 
@@ -18,7 +18,7 @@ from apps.ui.frame.languages import list_languages
 from apps.ui.frame.needed_files import list_needed_files
 
 CONTENT_MARK = "<!--first content-->"
-"""What is in a document in place of the first content of its frame."""
+"""What is in a document in place of its first content."""
 _EARLY = ' defer fetchpriority="high"'
 """Attributes of our scripts: browsers would load those of Gradio first otherwise."""
 _COMPONENT_TYPE = re.compile(r'"type": ?"([a-z]+)"')
@@ -44,16 +44,23 @@ def render_document(title: str, current: str | None, content: str, base: str = "
     )
 
 
-def complete_document(html: str, current: str, frame: Frame | None = None) -> str:
-    """Return Gradio's document of a page with our head and header, and the page's frame."""
+def complete_document(
+    html: str, current: str, frame: Frame | None = None, scripts: Sequence[str] = ()
+) -> str:
+    """Return Gradio's document of a page with our head and header, and the page's frame.
+
+    With `scripts`, which are names in `assets`, it has a place for their content (`CONTENT_MARK`).
+    """
     theme_hash = next(iter(_THEME_HASH.findall(html)), "")
     title = markup.TITLES.get(current, "")
     types = {*_COMPONENT_TYPE.findall(html), *_COMMON_TYPES}
     head = _render_head(title)
     top = _render_top(current)
+    head += "".join(link_script(name, _EARLY) for name in scripts)
     if frame is not None:
-        head += "".join(link_script(name, _EARLY) for name in frame.list_scripts())
         top += _render_first_view(title, frame)
+    if scripts:
+        top += f'<script type="application/json" id="first-content">{CONTENT_MARK}</script>'
     head += _render_gradio_head(types, is_urgent=frame is None)
     html = _remove_script(_MANIFEST.sub("", html), _SPACES_MARK)
     html = html.replace('control_page_title="true"', 'control_page_title="false"', 1)
@@ -121,7 +128,6 @@ def _render_first_view(title: str, frame: Frame) -> str:
         f'<div class="ts-first-view {styles}"><main id="content" class="main fillable">'
         f'<h1 class="ts-hidden">{escape(title)}</h1>'
         f'<div id="{frame.elem_id}">{frame.render()}</div></main></div>'
-        f'<script type="application/json" id="first-content">{CONTENT_MARK}</script>'
     )
 
 

@@ -2,7 +2,8 @@
 
 Gradio's script draws the components of a page, and asks for their content then. That takes one to
 two seconds, in which a visitor would see nothing. The document has the frame of such a page, which
-the page's script fills with the content in the document (`assets/frames.js`).
+the page's script fills with the content in the document (`assets/frames.js`). Of a page without a
+frame, a script gives the content in the document to the components, before Gradio draws them.
 """
 
 import asyncio
@@ -50,17 +51,28 @@ class FirstViews:
 
     def __init__(self) -> None:
         self._frames: dict[str, Frame] = {}
+        self._scripts: dict[str, list[str]] = {}
         self._readers: dict[str, tuple[ReadView, object]] = {}
         self._num_reading = 0
 
     def add(self, path: str, frame: Frame, read: ReadView, default: object = None) -> None:
         """Add a page; `default` is its content when it cannot be read in time."""
         self._frames[path] = frame
+        self._scripts[path] = frame.list_scripts()
         self._readers[path] = (read, default)
+
+    def add_without_frame(self, path: str, script: str, read: ReadView) -> None:
+        """Add a page whose content is for the script with a name in `assets`; null without it."""
+        self._scripts[path] = [f"{script}.js"]
+        self._readers[path] = (read, None)
 
     def find(self, path: str) -> Frame | None:
         """Return the frame of a page, if its document has one."""
         return self._frames.get(path)
+
+    def list_scripts(self, path: str) -> list[str]:
+        """Return the names of the scripts for a page's content; none if its document has none."""
+        return self._scripts.get(path, [])
 
     async def read(self, path: str, request: Request) -> str:
         """Return the content of a page's frame as JSON for a script element."""

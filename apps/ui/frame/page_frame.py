@@ -98,9 +98,10 @@ class _Document:
             await self._send({"type": "http.response.body", "body": self._body})
             return
         path = find_route(self._scope).strip("/")
-        frame = self._first_views.find(path) if self._scope["method"] == "GET" else None
-        html = complete_document(self._body.decode(), path, frame)
-        if frame is not None:
+        views = self._first_views if self._scope["method"] == "GET" else FirstViews()
+        scripts = views.list_scripts(path)
+        html = complete_document(self._body.decode(), path, views.find(path), scripts)
+        if scripts:
             await self._send_parts(start, path, html)
             return
         body = html.encode()

@@ -16,17 +16,18 @@ from tests.apps.ui.page_server import PageCaller, Result, serve_page
 class CompareTab:
     """One open tab of the page."""
 
-    def __init__(self, visitor: PageCaller, names: list[str]) -> None:
+    def __init__(self, visitor: PageCaller, names: list[str], *, is_opened: bool = True) -> None:
         self.visitor, self.names = visitor, names
         self.session = uuid.uuid4().hex
-        self.call("open_compare", None)
+        if is_opened:
+            self.call("open_compare", None)
 
     def call(self, name: str, *data: Any) -> Result:
         function = self.visitor.find_function(name)
         return self.visitor.call(function, list(data), session_hash=self.session)
 
     def send(self, text: str, **settings: Any) -> tuple[Result, Result]:
-        asked = self.call("ask_all", text, None, None, list_values(**settings))
+        asked = self.call("ask_all", text, None, None, list_values(**settings), self.names)
         return asked, self.call("respond_all", None)
 
 
@@ -104,6 +105,29 @@ def test_deleted_model_is_reported_in_its_column(tab: CompareTab, stub: StubApi)
     assert "There is no model &#x27;third&#x27; any more" in asked.text
     assert "Hello there" in answered.text
     assert [body["model"] for body in stub.bodies] == ["base"]
+
+
+def test_document_has_the_menu_of_models(page_url: str) -> None:
+    visitor = PageCaller(page_url)
+    menu = visitor.read_first_content("/compare")
+    asked = visitor.read_first_content("/compare?models=latest,gone")
+    visitor.close()
+    assert (menu["elem_id"], menu["value"]) == ("compare-models", ["base", "latest"])
+    assert ["base (base)", "base"] in menu["choices"]
+    assert asked["value"] == ["latest"]
+
+
+def test_question_before_the_page_is_opened_is_for_the_models_in_the_menu(
+    page_url: str, stub: StubApi
+) -> None:
+    visitor = PageCaller(page_url)
+    tab = CompareTab(visitor, ["base", "latest"], is_opened=False)
+    _, answered = tab.send("hello")
+    assert "Hello there" in answered.text
+    opened = tab.call("open_compare", None)
+    assert "Hello there" in opened.text
+    assert [body["model"] for body in stub.bodies] == ["base", "latest"]
+    visitor.close()
 
 
 def test_invalid_choice_of_models_is_ignored(tab: CompareTab) -> None:

@@ -30,7 +30,8 @@ def test_gradios_document_is_completed() -> None:
 
 def test_frame_is_where_gradio_shows_it_and_its_scripts_come_first() -> None:
     frame = Frame("runs-page", "<div>the frame</div>", ("tab", "runs"))
-    html = complete_document(f'{GRADIO}<script type="module" src="a.js">', "runs", frame)
+    start = f'{GRADIO}<script type="module" src="a.js">'
+    html = complete_document(start, "runs", frame, frame.list_scripts())
     page = html.partition("<body")[2]
     assert page.index("<header") < page.index("the frame") < page.index("<gradio-app")
     assert page.index("the frame") < page.index(CONTENT_MARK) < page.index("<gradio-app")
@@ -39,6 +40,14 @@ def test_frame_is_where_gradio_shows_it_and_its_scripts_come_first() -> None:
     scripts = re.findall(r'<script src="page-assets/(\w+)\.js[^>]* defer', html)
     assert scripts == ["translate", "page", "frames", "tab", "runs"]
     assert html.index("page-assets/runs.js") < html.index('type="module"')
+
+
+def test_document_without_a_frame_has_a_place_for_what_its_script_needs() -> None:
+    html = complete_document(GRADIO, "chat", scripts=["model_menu.js"])
+    page = html.partition("<body")[2]
+    assert page.index("<header") < page.index(CONTENT_MARK) < page.index("<gradio-app")
+    assert "ts-first-view" not in page
+    assert "page-assets/model_menu.js" in html.partition("<body")[0]
 
 
 def test_theme_follows_the_style_of_gradio() -> None:

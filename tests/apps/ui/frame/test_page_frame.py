@@ -37,11 +37,11 @@ def test_document_has_title_header_and_no_script_of_gradios_for_spaces(
 
 
 def test_documents_are_compressed_and_checked_again(page: str) -> None:
-    answer = httpx.get(f"{page}/chat")
+    answer = httpx.get(f"{page}/classify")
     assert answer.headers["content-encoding"] == "gzip"
     assert answer.headers["cache-control"] == "no-cache"
     assert int(answer.headers["content-length"]) < 0.4 * len(answer.content)
-    plain = httpx.get(f"{page}/chat", headers={"accept-encoding": "identity"})
+    plain = httpx.get(f"{page}/classify", headers={"accept-encoding": "identity"})
     assert int(plain.headers["content-length"]) == len(plain.content)
     assert plain.text == answer.text
 
