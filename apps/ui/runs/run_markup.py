@@ -11,6 +11,8 @@ from apps.ui.runs.merging import Merge
 
 CANCEL_PATIENCE_S = 20.0
 WRITE_JOBS = "jobs.write"
+STARTING = "Starting…"
+"""The stage of a running job without a later event than that it was queued."""
 
 
 def render_run(job: Job, stage: str) -> str:
@@ -223,13 +225,16 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
         return "Paused; it resumes from its last checkpoint"
     if job.progress is not None and job.progress.stage:
         return job.progress.stage
-    messages = (event.message for event in events if event.type != "metrics")
-    return next(messages, markup.STATUS_WORDS.get(job.status, job.status))
+    newest = next((event for event in events if event.type != "metrics"), None)
+    if newest is None:
+        return markup.STATUS_WORDS.get(job.status, job.status)
+    is_starting = job.status == "running" and newest.code == "queued"
+    return STARTING if is_starting else newest.message
 
 
 def _is_own_stage(job: Job, stage: str) -> bool:
     """Return whether a stage is in the words of this page, not in those of the API."""
-    is_ours = stage.startswith("Waiting: ") or stage in markup.STATUS_WORDS.values()
+    is_ours = stage.startswith("Waiting: ") or stage in (STARTING, *markup.STATUS_WORDS.values())
     return is_ours or job.is_paused
 
 

@@ -77,7 +77,7 @@ def render_settings(job: Job, defaults: Defaults | None) -> str:
     if defaults is None:
         summary = f"The defaults of {escape(job.model)} are not known any more."
     else:
-        summary = f"{num_changed} of {len(settings)} differ from the defaults."
+        summary = f"{num_changed} of {len(settings)} settings changed from the defaults."
     groups: dict[str, list[Setting]] = {name: [] for name in (*GROUPS, REST)}
     for setting in settings:
         groups[_find_group(setting.key)].append(setting)

@@ -177,9 +177,11 @@ def fit_columns(
     if is_foreign or set(mapping) & list_other_parts(task):
         mapping = {}
     note = ""
-    if not mapping and found.is_unknown:
-        mapping = guess_columns(task, found.columns)
-        note = _describe_guess(bool(mapping))
+    if found.is_unknown:
+        guess = guess_columns(task, found.columns)
+        mapping = mapping or guess
+        if mapping == guess:  # also after another setting was chosen
+            note = _describe_guess(bool(guess))
     offered = {part: name for part, name in mapping.items() if name in found.columns}
     is_open = found.is_unknown or bool(mapping)
     menus = ColumnMenus(parts, found.columns, offered, note, is_open)

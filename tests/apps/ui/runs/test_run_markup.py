@@ -188,6 +188,9 @@ def test_stage_is_what_a_run_waits_for_or_does() -> None:
     assert describe(make_job(status="paused"), events).startswith("Paused; it resumes")
     assert describe(make_job(), events) == "Saving"
     assert describe(make_job(), []) == "Running"
+    queued = [Event(id="1", message="Queued", code="queued")]
+    assert describe(make_job(), queued) == "Starting…"
+    assert describe(make_job(status="queued"), queued) == "Queued"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_changed_settings_are_found(api: StubApi) -> None:
 
 def test_all_settings_are_shown_in_groups(api: StubApi) -> None:
     html = render_settings(make_job(), find_defaults(api))
-    assert "2 of 5 differ from the defaults." in html
+    assert "2 of 5 settings changed from the defaults." in html
     assert html.count("data-changed") == 2
     assert html.index("<caption>Data") < html.index("Columns") < html.index("<caption>Optimisation")
     assert 'default <span translate="no">3</span></span>' in html

@@ -109,6 +109,9 @@ def test_unknown_columns_are_guessed_and_entered(fit: Any, odd_file: str) -> Non
     shown = menus.to_message()["menus"]
     assert [menu["value"] for menu in shown[:3]] == ["question", "reply", ""]
     assert shown[0]["label"] == "Question"
+    assert "guess" in fit(odd_file, entered, fitted=odd_file)[1].note  # until others are chosen
+    swapped = {"columns": {"prompt": "reply", "completion": "question"}}
+    assert fit(odd_file, swapped, fitted=odd_file)[1].note == ""
 
 
 def test_columns_of_another_file_are_removed(fit: Any, odd_file: str) -> None:
