@@ -14,6 +14,7 @@ from serving.openai.protocol import MAX_INTEGER
 from tests.apps.stub_api import StubApi
 from tests.apps.stub_runs import make_checkpoint, make_metrics
 from tests.apps.ui.page_server import PageCaller, serve_page
+from tests.waiting import wait_until
 from training.spec import TrainingSpec
 
 RUN = {"view": "run", "run": "ftjob-1"}
@@ -73,6 +74,7 @@ def test_list_of_many_runs_sends_only_rows_that_changed(visitor: PageCaller, api
         api.add_job(f"ftjob-{number}", "succeeded", progress={"step": 10, "num_steps": 10})
     tab = Tab(visitor)
     assert len(tab.ask(view="list")["lists"]["runs"]) == 50
+    wait_until(lambda: not tab.ask(view="list")["parts"], 20, "all sparklines have been sent")
     api.jobs["ftjob-199"]["status"] = "failed"
     assert list(tab.ask(view="list")["parts"]) == ["runs/ftjob-199"]
     assert tab.num_bytes < 3000
