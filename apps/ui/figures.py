@@ -22,6 +22,11 @@ def format_count(number: int) -> str:
     return str(number)
 
 
+def format_metric(value: float) -> str:
+    """Format a loss or another metric, as in '0.084', or '8.0e-05' for a very small one."""
+    return f"{value:.1e}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
+
+
 def _format_digits(value: float, unit: str) -> str:
     num_decimals = 1 if value < 99.95 and value != int(value) else 0
     return f"{value:,.{num_decimals}f} {unit}"

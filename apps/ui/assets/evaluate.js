@@ -109,7 +109,10 @@
       return this.find(`[data-field=${name}]`);
     }
 
+    // Of a model that the address names without rows, those of its run are chosen.
     showMenus() {
+      const { models: model } = this.wanted;
+      if (model) this.wanted.rows ??= this.menus.models.find(({ value }) => value === model)?.rows;
       this.showMenu("models", this.menus.models);
       this.showMenu("second_model", this.menus.models);
       this.showMenu("rows", this.menus.rows);

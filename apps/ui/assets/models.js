@@ -8,6 +8,7 @@ tuneserveFrames.define("models-view", (element, channel, html) => {
   // that come while it handles another.
   const waiting = [];
   let isBusy = true;
+  let submitted = null; // the last form that was sent
 
   function send(action) {
     waiting.push(action);
@@ -123,6 +124,7 @@ tuneserveFrames.define("models-view", (element, channel, html) => {
     const form = event.target;
     form.querySelector("button").disabled = true;
     for (const field of form.elements) delete state.entered[field.id];
+    submitted = form;
     send({ ...form.dataset, ...Object.fromEntries(new FormData(form)) });
   });
 
@@ -138,6 +140,8 @@ tuneserveFrames.define("models-view", (element, channel, html) => {
   document.addEventListener("models-done", () => {
     sendNext();
     if (isBusy) return; // the last answer counts
+    submitted?.reset(); // to what the server has rendered: nothing, unless the form was refused
+    submitted = null;
     const transfers = document.querySelectorAll("#hub-transfers [aria-busy]");
     for (const button of [...element.querySelectorAll("[aria-busy], form button"), ...transfers]) {
       button.disabled = false;

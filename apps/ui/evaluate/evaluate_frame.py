@@ -44,7 +44,7 @@ _ROWS = _render_number(
     "max_rows", "Number of rows", DEFAULT_ROWS, f"The first ones, up to {MAX_ROWS:,}"
 )
 _TOKENS = _render_number(
-    "max_tokens", "Most tokens of an answer", DEFAULT_TOKENS, f"Up to {MAX_TOKENS:,}"
+    "max_tokens", "Maximum tokens of an answer", DEFAULT_TOKENS, f"Up to {MAX_TOKENS:,}"
 )
 _FORM = f"""
 <form id="evaluate-form" novalidate aria-labelledby="evaluate-title">

@@ -98,7 +98,7 @@ def render_progress(evaluation: Evaluation) -> str:
     total = "" if evaluation.num_rows is None else f" of {evaluation.num_rows:,}"
     figures = [
         ("Rows", f"{evaluation.num_done:,}{total}"),
-        ("Most tokens of an answer", f"{evaluation.max_tokens:,}"),
+        ("Maximum tokens of an answer", f"{evaluation.max_tokens:,}"),
     ]
     cells = markup.render_figures(figures).removesuffix("</dl>")
     if evaluation.status != "queued":

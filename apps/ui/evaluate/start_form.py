@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TypedDict, TypeVar
+from typing import NotRequired, TypedDict, TypeVar
 
 from apps.client.client import ApiClient
 from apps.client.errors import ApiClientError, RequestRefusedError
@@ -42,6 +42,8 @@ class MenuEntry(TypedDict):
     group: str
     label: str
     value: str
+    rows: NotRequired[str]
+    """Of a model, the rows of its run: the entry of the other menu that is chosen with it."""
 
 
 async def read_menus(client: ApiClient) -> dict[str, list[MenuEntry]]:
@@ -54,7 +56,19 @@ async def read_menus(client: ApiClient) -> dict[str, list[MenuEntry]]:
         _list_permitted(client.files.list_all("fine-tune")),
         _list_permitted(client.jobs.list_newest(MAX_RUNS)),
     )
-    return {"models": list_models(menu), "rows": list_rows(files, jobs)}
+    rows = list_rows(files, jobs)
+    return {"models": list_models(menu, _find_own_rows(rows, jobs)), "rows": rows}
+
+
+def _find_own_rows(rows: Sequence[MenuEntry], jobs: Sequence[Job]) -> Mapping[str, str]:
+    """Return by the id of a run its entry in the menu of rows: its validation rows, or its file."""
+    offered = {entry["value"] for entry in rows}
+    found = {job.id: (f"job:{job.id}", f"file:{job.training_file}") for job in jobs}
+    return {
+        run: next(value for value in values if value in offered)
+        for run, values in found.items()
+        if offered & {*values}
+    }
 
 
 async def _list_permitted(request: Awaitable[list[Found]]) -> list[Found]:
@@ -64,15 +78,21 @@ async def _list_permitted(request: Awaitable[list[Found]]) -> list[Found]:
         return []
 
 
-def list_models(menu: ModelMenu) -> list[MenuEntry]:
-    """Return the entries of the menu of models: aliases, models, adapters."""
+def list_models(menu: ModelMenu, own_rows: Mapping[str, str]) -> list[MenuEntry]:
+    """Return the entries of the menu of models: aliases, models, adapters.
+
+    `own_rows` has the entries of the menu of rows by the ids of runs.
+    """
     entries = []
     for label, value in menu.list_choices():
         model = menu.find(value)
         is_adapter = model is not None and model.kind == "adapter"
         is_alias = model is not None and model.id != value
         group = "Aliases" if is_alias else "Adapters" if is_adapter else "Models"
-        entries.append(MenuEntry(group=group, label=label, value=value))
+        entry = MenuEntry(group=group, label=label, value=value)
+        if model is not None and (rows := own_rows.get(model.run_id or "")):
+            entry["rows"] = rows
+        entries.append(entry)
     return entries
 
 

@@ -9,13 +9,20 @@ from apps.client.resources import Estimate, EstimatedMemory
 from apps.ui import markup
 from apps.ui.figures import format_bytes
 
+FEW_STEPS = 50
+"""Fewer steps hardly teach a model new facts: a rule of thumb, for a hint only."""
+FEW_STEPS_NOTE = "a small file may need more epochs"
+FEW_STEPS_REASON = "A model learns little in so few steps."
 _TIGHT = 0.9
 """Share of the memory of a machine beyond which the need is marked."""
 
 
 def render_estimate(estimate: Estimate) -> str:
     """Render an estimate as one line of figures, each with how it was found."""
-    parts = [_render_steps(estimate), _render_time(estimate), _render_memory(estimate.memory)]
+    parts = [_render_steps(estimate)]
+    if estimate.num_steps is not None and estimate.num_steps < FEW_STEPS:
+        parts.append(_render_part("Few steps", FEW_STEPS_NOTE, FEW_STEPS_REASON))
+    parts += [_render_time(estimate), _render_memory(estimate.memory)]
     parts.append(_render_disk(estimate))
     return f'<p class="ts-estimate">{"".join(parts)}</p>'
 

@@ -68,11 +68,10 @@ def render_field(
     label: str,
     example: str,
     *,
-    value: str = "",
     options: str = "",
     is_needed: bool = False,
 ) -> str:
-    """Render a field; `value` is shown unless something was entered, `options` are suggestions."""
+    """Render a field with what was entered in a refused form; `options` are suggestions."""
     identity = f"{form}-{name.removeprefix('new_')}"
     message = find_message(problem, form, name)
     invalid = f' aria-invalid="true" aria-describedby="{identity}-problem"' if message else ""
@@ -87,7 +86,7 @@ def render_field(
     return (
         f'<div class="ts-model-field"><label for="{identity}">{label}</label>'
         f'<input id="{identity}" name="{name}" maxlength="200" '
-        f'value="{escape(find_entered(problem, form, name, value))}" '
+        f'value="{escape(find_entered(problem, form, name))}" '
         f'autocomplete="off" spellcheck="false" autocapitalize="none" placeholder="{example}"'
         f"{listed}{' required' if is_needed else ''}{invalid}>{suggestions}{note}</div>"
     )

@@ -89,7 +89,7 @@ def _render_refusal(label: str, form: str) -> str:
     return (
         f'<div class="ts-model-buttons"><button type="button" class="ts-small" disabled '
         f'aria-describedby="{identity}">{label}</button>'
-        f'<span id="{identity}" class="ts-muted"><span>{reason}</span> '
+        f'<span id="{identity}" class="ts-muted"><span>{reason}</span> <span>Setting:</span> '
         f'<code translate="no">{_SETTINGS[form]}</code></span></div>'
     )
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from apps.client.model_resources import Model
 from apps.ui import markup
+from apps.ui.figures import format_metric
 
 MAX_CHILDREN = 12
 CHECKPOINT = "Checkpoint"
@@ -105,7 +106,9 @@ def _list_checkpoints(model: Model, lineage: Mapping[str, object]) -> list[Box]:
     notes = (
         [f"epoch {epoch:g}"] if isinstance(epoch, int | float) and abs(epoch) < _MAX_EPOCH else []
     )
-    notes += [f"training loss {model.metrics['loss']:.3f}"] if "loss" in model.metrics else []
+    notes += (
+        [f"training loss {format_metric(model.metrics['loss'])}"] if "loss" in model.metrics else []
+    )
     href = None if model.run_id is None else f"./runs?run={quote(model.run_id)}"
     return [Box(CHECKPOINT, f"Step {model.checkpoint_step:,}", href, tuple(notes))]
 

@@ -9,7 +9,7 @@ from apps.client.evaluation_resources import Evaluation
 from apps.client.model_resources import Model, ModelAlias, ModelCard
 from apps.client.resources import Access
 from apps.ui import markup
-from apps.ui.figures import format_bytes, format_count
+from apps.ui.figures import format_bytes, format_count, format_metric
 from apps.ui.models.form_fields import PROMOTE, render_field
 from apps.ui.models.hub_view import HubForms, render_push_form
 from apps.ui.models.lineage_picture import render_lineage
@@ -99,7 +99,7 @@ def _render_figures(view: ModelView) -> str:
         figures.append(("Rank", str(card.rank)))
     for name, value in model.metrics.items():
         label = METRIC_NAMES.get(name, name.removeprefix("eval_").replace("_", " ").capitalize())
-        figures.append((label, f"{value:.3f}"))
+        figures.append((label, format_metric(value)))
     return markup.render_figures(figures, ["Data type"])
 
 
@@ -174,7 +174,6 @@ def _render_promotion(view: ModelView) -> str:
         "alias",
         "Point an alias to this model",
         "for example production",
-        value="latest" if "latest" in others else "",
         options="".join(f'<option value="{escape(name)}"></option>' for name in others),
         is_needed=True,
     )

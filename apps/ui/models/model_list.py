@@ -8,7 +8,7 @@ from urllib.parse import quote
 from apps.client.model_resources import AliasEvent, AliasMove, Model, ModelAlias
 from apps.client.resources import Access
 from apps.ui import markup
-from apps.ui.figures import format_bytes
+from apps.ui.figures import format_bytes, format_metric
 
 MAX_HISTORY = 50
 TASKS = {
@@ -65,7 +65,7 @@ def _render_head(place: int, name: str) -> str:
 
 def _render_row(model: Model) -> str:
     loss_name, loss = find_loss(model) or ("", None)
-    shown_loss = "–" if loss is None else f"{loss:.3f}<small>{loss_name}</small>"
+    shown_loss = "–" if loss is None else f"{format_metric(loss)}<small>{loss_name}</small>"
     aliases = "".join(
         f'<span class="ts-alias" translate="no">{escape(name)}</span>' for name in model.aliases
     )

@@ -6,6 +6,7 @@ from urllib.parse import quote
 from apps.client.client import ApiClient
 from apps.client.resources import Job
 from apps.ui import markup
+from apps.ui.figures import format_metric
 from apps.ui.runs.run_markup import (
     is_waiting,
     mark_name,
@@ -61,7 +62,7 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
     line = line or Sparkline()
     name, run = escape(name_job(job)), escape(job.id)
     loss = job.progress.loss if job.progress else None
-    metric = "" if line.value is None else f"{line.value:.3f}"
+    metric = "" if line.value is None else format_metric(line.value)
     if metric and line.metric == "loss":
         metric += ' <span class="ts-muted">loss</span>'
     elif metric:
@@ -73,7 +74,10 @@ def render_row(job: Job, line: Sparkline | None = None) -> str:
         ("Model", _render_name(job.model)),
         ("Data", _render_name(name_data(job))),
         ("Progress", _render_progress(job)),
-        ("Training loss", draw(line.losses) + ("" if loss is None else f"<span>{loss:.3f}</span>")),
+        (
+            "Training loss",
+            draw(line.losses) + ("" if loss is None else f"<span>{format_metric(loss)}</span>"),
+        ),
         ("Validation", metric),
         ("Started", _render_started(job)),
         ("Duration", render_duration(job)),

@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from apps.client.resources import Event, Job
 from apps.ui import markup
+from apps.ui.figures import format_metric
 from apps.ui.runs.merging import Merge
 
 CANCEL_PATIENCE_S = 20.0
@@ -50,7 +51,7 @@ def _render_progress(job: Job, stage: str) -> str:
         has_all = has_stopped_early(job) or not progress.num_steps
         figures.append(("Step", f"{step:,}" if has_all else f"{step:,} of {progress.num_steps:,}"))
         if progress.loss is not None:
-            figures.append(("Training loss", f"{progress.loss:.3f}"))
+            figures.append(("Training loss", format_metric(progress.loss)))
         if progress.tokens_per_s is not None and not has_yet_to_start(job):
             figures.append(("Tokens/s", f"{progress.tokens_per_s:,.0f}"))
         if job.is_active and progress.remaining_s is not None:

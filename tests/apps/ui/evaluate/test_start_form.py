@@ -105,6 +105,20 @@ def test_menus_group_models_and_rows(api: StubApi) -> None:
     assert menus["rows"][1]["label"] == "mine: validation rows (handbook.jsonl)"
 
 
+def test_model_has_the_rows_of_its_run(api: StubApi) -> None:
+    api.models = [{"id": name, "run_id": f"ftjob-{name}"} for name in ("one", "two", "three")]
+    api.add_job("ftjob-one", "succeeded", validation_file="file-v")
+    api.add_job("ftjob-two", "succeeded")
+    api.add_job("ftjob-three", "succeeded", training_file="file-gone")
+    rows = {entry["value"]: entry.get("rows") for entry in ask(api, read_menus)["models"]}
+    assert [rows[name] for name in ("one", "two", "three")] == [
+        "job:ftjob-one",
+        "file:file-handbook",
+        None,
+    ]
+    assert rows["base"] is None
+
+
 def test_runs_without_validation_rows_are_not_offered() -> None:
     jobs = [
         Job(id="ftjob-1", status="succeeded", training={"validation_fraction": 0.1}),

@@ -35,6 +35,15 @@ def test_unmeasured_time_and_uncounted_rows_are_not_invented() -> None:
     assert "about 5 steps" in render_estimate(Estimate(num_steps=5))
 
 
+def test_few_steps_are_said() -> None:
+    hint = "a small file may need more epochs"
+    assert [hint in render_estimate(Estimate(num_steps=number)) for number in (1, 49, 50)] == [
+        True,
+        True,
+        False,
+    ]
+
+
 def test_memory_and_disk_that_do_not_suffice_are_marked() -> None:
     small = EstimatedMemory(num_workers=2, worker_bytes=880_000_000, total_bytes=1_800_000_000)
     assert render_estimate(Estimate(memory=small)).count("ts-tight") == 1
