@@ -56,7 +56,8 @@ _VIEWS = {
 _MENUS = {"chat": "#chat-model input", "evaluate": "#field-models"}
 """By the names of views, a menu of models, which shows one when the view is complete."""
 _WATCH_JS = """(([parts, menu]) => {
-  const isShown = (part) => Boolean(document.querySelector(part)?.checkVisibility());
+  const options = { visibilityProperty: true };
+  const isShown = (part) => Boolean(document.querySelector(part)?.checkVisibility(options));
   const isFilled = () => !menu || Boolean(document.querySelector(menu)?.value);
   const look = () => {
     if (parts.every(isShown) && isFilled()) window.completeAfterMs = performance.now();

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.apps.stub_api import StubApi
 from tests.apps.stub_rows import make_finding
-from tests.e2e.fine_tune_menus import choose, find_chosen
+from tests.e2e.fine_tune_menus import choose, enter, find_chosen
 from tests.e2e.test_page import PATIENCE_MS, browser, open_context
 from tests.waiting import wait_until
 
@@ -365,9 +365,19 @@ def test_choices_are_free_while_a_large_file_is_checked(
     expect(find_chosen(page, "data-file")).to_contain_text("being checked", timeout=PATIENCE_MS)
     expect(page.locator("#start-reason")).to_have_text("The file is still being checked…")
     expect(page.locator(".ts-fine-tune-page")).to_have_attribute("aria-busy", "false")
+    page.locator("#task select").select_option("sequence_classification")
+    expect(page.locator("#task select")).to_have_value("sequence_classification")
+    expect(page.locator(".ts-fine-tune-page")).to_have_attribute("aria-busy", "false")
+    enter(page, "setting-epochs", "0.5")
+    expect(page.locator("#setting-epochs .ts-field-error")).to_be_visible(timeout=PATIENCE_MS)
+    enter(page, "setting-epochs", "7")
+    expect(page.locator("#start-reason")).to_have_text("The file is still being checked…")
     stub.num_unchecked_reads = 0
-    expect(page.locator("#column-mapping")).to_contain_text("This is a guess", timeout=PATIENCE_MS)
     expect(find_chosen(page, "data-file")).not_to_contain_text("being checked")
+    expect(page.locator("#task select")).to_have_value("sequence_classification")  # it was chosen
+    expect(page.locator("#setting-epochs input")).to_have_value("7")
+    choose(page, "task", "Generate text")
+    expect(page.locator("#column-mapping")).to_contain_text("This is a guess", timeout=PATIENCE_MS)
 
 
 def test_rows_stay_when_something_else_is_chosen(page: Page, stub: StubApi) -> None:
@@ -386,6 +396,7 @@ def test_rows_stay_when_something_else_is_chosen(page: Page, stub: StubApi) -> N
     expect(page.locator("#setting-epochs input")).to_have_value("1")
     expect(page.locator(".ts-fine-tune-page")).to_have_attribute("aria-busy", "false")
     expect(rows.first).to_contain_text("What is in room 41?")
+    expect(page.locator("#start-button")).to_be_enabled()  # later than a request of rows
     assert [asked for asked in stub.rows.asked[num_asked:] if asked.get("after") == "40-40-0"] == []
 
 
@@ -404,7 +415,7 @@ def test_unread_settings_can_be_read_again(page: Page, stub: StubApi) -> None:
     stub.deleted_models.append("base")
     choose_file(page, "tickets.csv")
     reason = page.locator("#start-reason")
-    expect(reason).to_contain_text("click here to try again", timeout=PATIENCE_MS)
+    expect(reason).to_contain_text("Try again", timeout=PATIENCE_MS)
     stub.deleted_models.remove("base")
     reason.click()
     expect(page.locator("#preview")).to_contain_text("Where is it?", timeout=PATIENCE_MS)

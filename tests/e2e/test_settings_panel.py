@@ -290,6 +290,20 @@ def test_settings_are_filled_in_from_yaml(panel: Page, stub: StubApi) -> None:
     assert stub.bodies[-1]["training"] == {"epochs": 4, "columns": {"prompt": "q"}}
 
 
+def test_entries_survive_a_reload(panel: Page) -> None:
+    panel.get_by_role("radio", name="Quick look").check()
+    expect(panel.locator("#setting-epochs input")).to_have_value("1", timeout=PATIENCE_MS)
+    enter(panel, "setting-epochs", "6")
+    enter(panel, "run-name", "mine")
+    panel.reload()
+    expect(panel.locator("#setting-epochs input")).to_have_value("6", timeout=PATIENCE_MS)
+    expect(panel.get_by_role("radio", name="Quick look")).to_be_checked()
+    expect(panel.locator("#run-name input")).to_have_value("mine")
+    panel.get_by_role("link", name="Cluster").click()
+    panel.get_by_role("link", name="Fine-tune").click()
+    expect(panel.locator("#setting-epochs input")).to_have_value("3", timeout=PATIENCE_MS)
+
+
 def test_setting_may_contain_a_path(panel: Page) -> None:
     panel.click("#settings-export summary")
     panel.locator("#import-text textarea").fill("columns: {path: p}")

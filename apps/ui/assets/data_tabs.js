@@ -27,7 +27,7 @@ window.TuneserveDataTabs = class {
 
   // Of other data, the first rows are shown, and no search.
   startOver() {
-    Object.assign(this, { search: "", starts: [""], next: null, known: new Set() });
+    Object.assign(this, { search: "", starts: [""], shownStarts: [""], next: null, known: new Set() });
     this.find("#row-search-text").value = "";
   }
 
@@ -54,15 +54,17 @@ window.TuneserveDataTabs = class {
   // No message: there was no answer. An answer about other data is not shown.
   receive(tab, message) {
     this.findPlace(tab).setAttribute("aria-busy", "false");
+    if (tab === "rows" && !message) this.starts = this.shownStarts;
     if (message && this.asked[tab] === this.version) this.show(tab, message);
   }
 
   show(tab, message) {
     const place = this.findPlace(tab);
-    if (!message.is_running) this.known.add(tab);
+    if (!message.is_running && !message.is_failed) this.known.add(tab);
     if (this.html[tab] !== message.html) place.innerHTML = message.html; // an equal one would be read out again
     this.html[tab] = message.html;
     if (tab === "rows") this.showPages(message.next ?? null);
+    this.shownStarts = this.starts;
     if (tab === "statistics") this.showStatistics(message);
   }
 

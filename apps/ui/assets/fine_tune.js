@@ -4,17 +4,19 @@
 
 (() => {
   const COOKIE = "tuneserve-choice";
+  const ENTRIES = "tuneserve-entries"; // in the storage of the tab
   const MAX_COOKIE_CHARACTERS = 3500; // browsers keep 4096 bytes
   const COOKIE_AGE_S = 31_536_000;
   const CHECK_DELAY_MS = 400;
   const CHECKING = "Checking the settings…";
   const CHECKING_FILE = "The file is still being checked…";
-  const NO_SETTINGS = "The settings for this choice could not be read: click here to try again.";
+  const NO_SETTINGS = "The settings for this choice could not be read. Try again";
+  const COLUMNS_FIELD = "setting-columns";
   const FILE_CHECK_INTERVAL_MS = 2000;
 
   class Page {
     constructor(root, channel) {
-      Object.assign(this, { root, menus: {}, fitted: "", changes: new Set(), version: 0, hasChoice: false, isStarting: false });
+      Object.assign(this, { root, menus: {}, fitted: "", changes: new Set(), version: 0, hasChoice: false, isStarting: false, hasChosenTask: false });
       const showTab = (tab) => new TuneserveRequests(channel, "show", (message) => this.data.receive(tab, message));
       this.requests = {
         choice: new TuneserveRequests(channel, "choose", (message) => this.showChoice(message)),
@@ -167,7 +169,9 @@
       place.hidden = !menus.length;
       if (isOther || is_open) place.open = is_open;
       this.hasMapping = menus.some(({ value }) => value);
-      Object.assign(this.find("#column-note"), { textContent: note, className: note ? "ts-notice ts-info" : "" });
+      if (this.columnNote !== note) this.find("#column-note").textContent = note;
+      this.columnNote = note;
+      this.find("#column-note").className = note ? "ts-notice ts-info" : "";
       this.find("#column-menus").replaceChildren(...menus.map(({ part, label, value }, place) => {
         const menu = document.createElement("select");
         Object.assign(menu, { id: `column-${place}-menu`, className: "ts-names" });
@@ -204,18 +208,20 @@
     // Without an answer, Start itself is the check.
     showCheck(message) {
       if (this.checked !== this.version) return;
-      // A problem may be gone once the columns of the file are known.
-      const isEarly = Boolean(message?.is_being_checked && message.reason);
+      // A problem with the columns may be gone once they are known.
+      const isOfColumns = ({ id }) => id === COLUMNS_FIELD;
+      const isEarly = Boolean(message?.is_being_checked && message.reason && message.problems.every(isOfColumns));
       this.showVerdict(isEarly ? { problems: [], reason: CHECKING_FILE } : message ?? { problems: [], reason: "" });
       if (message) this.find("#estimate").innerHTML = message.estimate;
       if (this.find("#settings-export").open) this.write();
-      if (message && this.waitsForFile) this.watchFile(message);
+      if (this.waitsForFile) this.watchFile(message ?? { is_being_checked: true });
     }
 
-    // The task, the columns and the number of rows are known when the server has checked the file.
+    // The task, the columns and the number of rows are known when the server has checked the file. A
+    // task that the visitor has chosen stays.
     watchFile({ is_being_checked }) {
       if (is_being_checked) this.delay = setTimeout(() => this.check(), FILE_CHECK_INTERVAL_MS);
-      else this.choose("check");
+      else this.choose(this.hasChosenTask ? "files" : "check");
     }
 
     showVerdict({ problems, reason, is_temporary }) {
@@ -227,8 +233,11 @@
       const shown = this.find("#start-reason");
       const isPending = [CHECKING, CHECKING_FILE].includes(reason);
       this.find("#start-button").disabled = this.isStarting || (Boolean(reason) && !isAllowed);
-      Object.assign(shown, { textContent: reason, hidden: !reason });
+      if (this.reason !== reason) shown.textContent = reason; // an equal one would be read out again
+      this.reason = reason;
+      shown.hidden = !reason;
       shown.dataset.field = field;
+      shown.classList.toggle("ts-link", reason === NO_SETTINGS);
       shown.classList.toggle("ts-pending", isPending);
       this.find("#estimate").classList.toggle("ts-outdated", isPending);
     }
@@ -312,6 +321,7 @@
     // ---- what a visitor does
 
     chooseData() {
+      this.hasChosenTask = false;
       this.choose("data");
       this.hasMapping = false;
       this.keepChoice();
@@ -327,6 +337,7 @@
     }
 
     changeMenu(target) {
+      if (target.dataset.choice === "task") this.hasChosenTask = true;
       if (target.dataset.choice === "data") this.chooseData();
       else if (target.dataset.choice) this.choose(target.dataset.choice);
       else if (target.closest("#column-menus")) this.choose("columns");
@@ -359,6 +370,29 @@
 
     // ---- the beginning
 
+    // What was entered is kept for the tab that is loaded again, as after a lost connection.
+    keepEntries() {
+      const { model, data, name } = this.describe();
+      const kept = { model, data, name, preset: this.preset, entered: this.form.entered };
+      sessionStorage.setItem(ENTRIES, JSON.stringify(kept));
+    }
+
+    restoreEntries() {
+      const kept = JSON.parse(sessionStorage.getItem(ENTRIES) ?? "null");
+      sessionStorage.removeItem(ENTRIES);
+      const [{ type } = {}] = performance.getEntriesByType("navigation");
+      if (type !== "reload" || !kept || !this.hasChoice || kept.data !== this.chosen("data")) return;
+      this.find("#run-name-text").value = kept.name;
+      const isOtherModel = kept.model !== this.chosen("model");
+      const isOther = isOtherModel || kept.preset !== this.preset || JSON.stringify(kept.entered) !== JSON.stringify(this.form.entered);
+      if (!isOther) return;
+      const preset = [...this.find("#preset").querySelectorAll("input")].find(({ value }) => value === kept.preset);
+      if (preset) preset.checked = true;
+      this.menu("model").value = kept.model;
+      this.form.entered = kept.entered;
+      this.choose(isOtherModel ? "model" : "preset");
+    }
+
     begin(first) {
       // Not in the frame: when Gradio draws its copy, a browser would move the mark there.
       this.find("#export-form input").checked = true;
@@ -366,6 +400,8 @@
       this.changes.add("page");
       if (first?.choice) this.showChoice(first.choice, first.tokens);
       else this.choose("page");
+      this.restoreEntries();
+      addEventListener("pagehide", () => this.keepEntries());
     }
   }
 

@@ -9,7 +9,8 @@
   if (!component) return;
   const { choices } = menu;
   const kept = menu.kept_in && findKept(menu.kept_in);
-  const value = choices.some(([, name]) => name === kept) ? kept : menu.value;
+  // Of a kept conversation whose model is not listed, the server knows whether there is a checkpoint.
+  const value = kept ? choices.find(([, name]) => name === kept)?.[1] ?? null : menu.value;
   Object.assign(component.props, { choices, value, interactive: false });
 
   // The model of the conversation that the tab has kept (apps/ui/chat/kept_conversation.py).

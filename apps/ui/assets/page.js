@@ -19,7 +19,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Tab" && event.target.getAttribute?.("role") === "combobox") event.stopPropagation();
 }, { capture: true });
 
-// Copies what a text field contains, and says so on the button "Copy" for a moment.
+// Copies what a text field contains, and shows "Copied" on the button "Copy" for a moment.
 window.tuneserveCopy = async (field, button) => {
   const SHOWN_MS = 2000;
   try {

@@ -76,6 +76,7 @@ class _ModelHandlers:
         The query parameter `model` selects a model. A conversation with another model is dropped.
         A question that was sent before waits for the end.
         """
+        chat.opening.begin()
         try:
             return await self._open(chat, kept, request)
         finally:
@@ -88,7 +89,8 @@ class _ModelHandlers:
         try:
             menu = await load_menu(self._client, [wanted])
         except ApiClientError as exc:
-            return {ui.note: show_notice(describe_error(exc), "error")}
+            note = show_notice(describe_error(exc), "error")
+            return {ui.note: note, ui.model: gr.Dropdown(interactive=True)}
         if menu.has(wanted):
             chosen: str | None = wanted
         else:

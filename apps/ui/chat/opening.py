@@ -21,7 +21,17 @@ class Opening:
     """The opening of one tab."""
 
     _is_over: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _is_begun: bool = field(default=False, init=False)
     _opened: Opened | None = field(default=None, init=False)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the page is being filled at the moment."""
+        return self._is_begun and not self._is_over.is_set()
+
+    def begin(self) -> None:
+        """Let questions wait until the page is filled."""
+        self._is_begun = True
 
     def end(self, opened: Opened | None) -> None:
         """Let questions be sent; None if the page could not be filled.

@@ -118,9 +118,11 @@ class QuestionHandlers:
         If it is refused, the reason is shown, and the conversation stays as it is.
         """
         ui, (chat, menu, name) = self._ui, context
-        opened = await chat.opening.wait() if name in (None, "") else None
-        if opened and chat.chosen_model == opened.model:
-            name, menu = opened  # sent before the browser showed this
+        # The question may have been sent before the browser had the answer of `open_chat`.
+        waits = name in (None, "") or chat.opening.is_running
+        opened = await chat.opening.wait() if waits else None
+        if opened and chat.chosen_model == opened.model and name in (None, "", opened.model):
+            name, menu = opened
         settings, faults = check_settings(values)
         shown: Updates = {} if place is None else {ui.history: chat.conversation.to_chatbot()}
         if settings is None:
@@ -147,7 +149,7 @@ class QuestionHandlers:
             ui.chat: chat,
             ui.history: asked.to_chatbot(),
             **({ui.bar.text: ""} if is_typed else {}),
-            ui.model: gr.Dropdown(choices=current.list_choices()),
+            ui.model: gr.Dropdown(choices=current.list_choices(), interactive=True),
             ui.menu: current,
             ui.note: await self._note(moved, current, name),
             ui.kept: pack_conversation(asked),

@@ -87,7 +87,8 @@ class _CompareHandlers:
         try:
             menu = await load_menu(self._client, asked)
         except ApiClientError as exc:
-            return {ui.note: show_notice(describe_error(exc), "error")}
+            note = show_notice(describe_error(exc), "error")
+            return {ui.note: note, ui.models: gr.Dropdown(interactive=True)}
         unknown = [name for name in asked if not menu.has(name)]
         comparison.choose(_choose_first(menu, asked))
         names = comparison.names
@@ -135,7 +136,10 @@ class _CompareHandlers:
             gr.Warning(escape(" ".join(faults.values())))
             return dict(ui.settings.show_faults(values, faults))
         try:
-            current = menu.update(await list_chat_models(self._client))
+            if menu.models:
+                current = menu.update(await list_chat_models(self._client))
+            else:  # the page is not opened yet
+                current = await load_menu(self._client, comparison.names)
         except ApiClientError as exc:
             gr.Warning(escape(describe_error(exc)))
             return {ui.comparison: gr.skip()}

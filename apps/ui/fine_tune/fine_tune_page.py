@@ -25,7 +25,6 @@ from apps.ui.fine_tune.data.data_tabs import download_findings, read_tab
 from apps.ui.fine_tune.data.file_menu import add_file
 from apps.ui.fine_tune.fine_tune_frame import FINE_TUNE_FRAME
 from apps.ui.fine_tune.fine_tune_request import (
-    ChoiceRequest,
     DataRequest,
     FineTuneAction,
     read_address,
@@ -72,7 +71,7 @@ class _FineTuneHandlers:
         try:
             choice = await read_choice(self._client, asked)
         except ApiClientError as exc:
-            return {"choice": _describe_failure(asked, exc)}
+            return {"choice": _describe_failure(exc)}
         message = {"choice": _describe_choice(choice)}
         left = began + PATIENCE_S - _RESERVE_S - time.monotonic()
         patience = max(0, min(PREVIEW_PATIENCE_S, left))
@@ -94,7 +93,7 @@ class _FineTuneHandlers:
         try:
             message = _describe_choice(await read_choice(self._client, asked))
         except ApiClientError as exc:
-            message = _describe_failure(asked, exc)
+            message = _describe_failure(exc)
         return _answer("choice", asked.serial, message)
 
     async def show_data(self, event: gr.EventData) -> Any:
@@ -148,12 +147,9 @@ def _describe_choice(choice: JobChoice) -> Mapping[str, Any]:
     return {"notice": markup.render_notice(notice), **choice.to_message()}
 
 
-def _describe_failure(asked: ChoiceRequest, exc: ApiClientError) -> Mapping[str, Any]:
+def _describe_failure(exc: ApiClientError) -> Mapping[str, Any]:
     """Return why a choice has no settings."""
-    message = describe_error(exc)
-    if "page" in asked.changes:
-        message += " Reload the page to try again."
-    return {"notice": markup.render_notice(message, "error")}
+    return {"notice": markup.render_notice(describe_error(exc), "error")}
 
 
 def _answer(kind: str, serial: int, message: Mapping[str, Any]) -> Any:

@@ -201,7 +201,8 @@ async def _read_defaults(
     task: str | None = asked.task or None
     if asked.changes & {"page", "model", "data", "check"}:
         task = file.check.task if file is not None and file.check else None
-        task = task or (asked.task if asked.recalls else None)
+        keeps_task = asked.recalls or asked.changes.isdisjoint({"page", "model", "data"})
+        task = task or (asked.task if keeps_task else None)
         own = await client.jobs.get_defaults(asked.model)
         if task is None or task == own.task or task not in own.tasks:
             return own.model_dump(by_alias=True)

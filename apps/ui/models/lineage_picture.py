@@ -106,9 +106,8 @@ def _list_checkpoints(model: Model, lineage: Mapping[str, object]) -> list[Box]:
     notes = (
         [f"epoch {epoch:g}"] if isinstance(epoch, int | float) and abs(epoch) < _MAX_EPOCH else []
     )
-    notes += (
-        [f"training loss {format_metric(model.metrics['loss'])}"] if "loss" in model.metrics else []
-    )
+    if "loss" in model.metrics:
+        notes.append(f"training loss {format_metric(model.metrics['loss'])}")
     href = None if model.run_id is None else f"./runs?run={quote(model.run_id)}"
     return [Box(CHECKPOINT, f"Step {model.checkpoint_step:,}", href, tuple(notes))]
 

@@ -26,6 +26,7 @@ MAX_FORM_BYTES = 100_000  # multipart overhead around the uploaded file
 JOIN_ROUTE = "/gradio_api/queue/join"
 DATA_ROUTE = "/gradio_api/queue/data"
 UPLOAD_ROUTE = "/gradio_api/upload"
+APP_ROUTE = "/gradio_api/app_id"
 _HEARTBEAT_PREFIX = "/gradio_api/heartbeat/"
 SESSION_HASH = re.compile(r"\w{1,100}", re.ASCII)
 
@@ -93,19 +94,30 @@ class RouteGuard:
             await self._calls(scope, receive, send)
         elif route == DATA_ROUTE and not SESSION_HASH.fullmatch(_read_session(scope)):
             await _refuse(400, f"session_hash must be {_SESSION_RULE}")(scope, receive, send)
+        elif route == APP_ROUTE and self._find_refusal(scope):
+            await _refuse(429, "too many tabs of the page are open")(scope, receive, send)
         elif route == DATA_ROUTE or route.startswith(_HEARTBEAT_PREFIX):
             await self._open_stream(scope, receive, send, is_data=route == DATA_ROUTE)
         else:
             await self.app(scope, receive, send)
 
+    def _find_refusal(self, scope: Scope) -> str | None:
+        """Return why no more streams are opened for a request's key; None if they are.
+
+        A page that has lost its connection would be loaded again and again without this answer.
+        """
+        return self._slots.find_refusal(
+            read_password(Headers(scope=scope).get("authorization", ""))
+        )
+
     async def _open_stream(
         self, scope: Scope, receive: Receive, send: Send, *, is_data: bool
     ) -> None:
         """Send a stream that stays open as long as its browser tab, unless too many are open."""
-        key = read_password(Headers(scope=scope).get("authorization", ""))
-        if reason := self._slots.find_refusal(key):
+        if reason := self._find_refusal(scope):
             await _refuse(429, reason)(scope, receive, send)
             return
+        key = read_password(Headers(scope=scope).get("authorization", ""))
         with self._slots.count_stream(key), ExitStack() as stack:
             if is_data:
                 stack.enter_context(self._unread.read(_read_session(scope)))

@@ -229,7 +229,7 @@ def describe_stage(job: Job, events: Sequence[Event]) -> str:
     newest = next((event for event in events if event.type != "metrics"), None)
     if newest is None:
         return markup.STATUS_WORDS.get(job.status, job.status)
-    is_starting = job.status == "running" and newest.code == "queued"
+    is_starting = job.status == "running" and newest.code == "queued" and newest.level == "info"
     return STARTING if is_starting else newest.message
 
 

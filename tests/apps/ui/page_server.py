@@ -96,7 +96,7 @@ class PageCaller:
         return dict(json.loads(text))
 
     def read_first_content(self, path: str) -> Any:
-        """Return the content that the frame of a page has in a document."""
+        """Return the content that a document has for its page."""
         page = self.http.get(path).text
         text = page.partition('id="first-content">')[2].partition("</script>")[0]
         return json.loads(text)

@@ -25,7 +25,7 @@ _NOTHING = {
 async def read_tab(
     client: ApiClient, asked: DataRequest, form: SettingForm | None = None
 ) -> Mapping[str, Any]:
-    """Return what a tab shows: `html`, and what the buttons below it need.
+    """Return what a tab shows: `html`, what the buttons below it need, and whether it has failed.
 
     A fault, of the API or of a setting, is what the tab shows. `form` has the settings of the model
     and the task, if they were read already.
@@ -41,7 +41,7 @@ async def read_tab(
         preview = await client.files.preview(asked.data, asked.model, training=settings or None)
         return {"html": render_preview(preview)}
     except ApiClientError as exc:
-        return {"html": markup.render_notice(describe_error(exc), "error")}
+        return {"html": markup.render_notice(describe_error(exc), "error"), "is_failed": True}
     except ValueError as exc:
         return {"html": markup.render_notice(str(exc), "error")}
 

@@ -67,7 +67,7 @@ def _count_rows(file: File) -> list[str]:
     if file.status == "uploaded":
         return ["being checked"]
     if file.status == "error":
-        return ["own column names" if is_usable(file) else "cannot be used"]
+        return ["custom column names" if is_usable(file) else "cannot be used"]
     if file.check is None or file.check.num_rows is None:
         return []
     return [f"{file.check.num_rows:,} {'row' if file.check.num_rows == 1 else 'rows'}"]

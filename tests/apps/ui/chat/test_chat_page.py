@@ -284,6 +284,25 @@ def test_concurrent_change_of_model_and_question_lose_no_question(tab: Tab, stub
     assert list_questions(stub.bodies[-1]) == ["second"]
 
 
+def test_question_before_the_page_is_opened_waits_for_its_conversation(
+    tab: Tab, stub: StubApi
+) -> None:
+    held = threading.Event()
+    stub.holds.append(held)
+    opened = tab.start("open_chat", None, "")
+    wait_until(lambda: not stub.holds, 20, "the page is being opened")
+    asked = tab.start("ask", "hello", None, None, "latest", list_values())
+    threading.Timer(0.5, held.set).start()  # a question that does not wait is asked by then
+    ended = []
+    for event_id, _ in tab.visitor.follow(tab.session):
+        ended.append(event_id)
+        if len(ended) == 2:
+            break
+    assert ended == [opened, asked]
+    assert "Hello there" in tab.respond().text
+    assert list_questions(stub.bodies[-1]) == ["hello"]
+
+
 def test_question_stays_in_field_if_model_changes_before_it_is_sent(
     tab: Tab, stub: StubApi
 ) -> None:

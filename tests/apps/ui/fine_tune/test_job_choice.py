@@ -57,7 +57,7 @@ def test_first_model_and_data_are_chosen_when_the_page_is_opened(api: StubApi) -
     assert "name" not in message
 
 
-def test_choice_says_whether_the_file_is_being_checked(
+def test_choice_reports_whether_the_file_is_being_checked(
     api: StubApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_menu, "CHECK_PATIENCE_S", 0.0)

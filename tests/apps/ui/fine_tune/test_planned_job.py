@@ -69,7 +69,7 @@ def test_check_and_start_return_the_problems_of_fields(use: Any, api: StubApi) -
     assert not api.jobs
 
 
-def test_check_says_whether_the_file_is_still_being_checked(use: Any, api: StubApi) -> None:
+def test_check_reports_whether_the_file_is_still_being_checked(use: Any, api: StubApi) -> None:
     assert "is_being_checked" not in use(check_job)
     api.files[0]["status"] = "uploaded"
     api.num_unchecked_reads = 2

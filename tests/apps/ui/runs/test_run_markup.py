@@ -191,6 +191,8 @@ def test_stage_is_what_a_run_waits_for_or_does() -> None:
     queued = [Event(id="1", message="Queued", code="queued")]
     assert describe(make_job(), queued) == "Starting…"
     assert describe(make_job(status="queued"), queued) == "Queued"
+    lost = [Event(id="2", message="Interrupted: it resumes", code="queued", level="warn")]
+    assert describe(make_job(), lost) == "Interrupted: it resumes"
 
 
 @pytest.mark.parametrize(

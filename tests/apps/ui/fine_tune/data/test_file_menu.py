@@ -49,7 +49,7 @@ def test_files_that_cannot_be_used_are_offered_only_on_request() -> None:
     assert len(list_file_choices(files, NOW, "file-b")) == 4, "the chosen one stays"
     labels = {one: label for label, one in list_file_choices(files, NOW, shows_all=True)}
     assert "cannot be used" in labels["file-b"]
-    assert "own column names" in labels["file-c"]
+    assert "custom column names" in labels["file-c"]
     assert "being checked" in labels["file-d"]
 
 
