@@ -368,8 +368,9 @@ def test_choices_are_free_while_a_large_file_is_checked(
     page.locator("#task select").select_option("sequence_classification")
     expect(page.locator("#task select")).to_have_value("sequence_classification")
     expect(page.locator(".ts-fine-tune-page")).to_have_attribute("aria-busy", "false")
-    enter(page, "setting-epochs", "0.5")
-    expect(page.locator("#setting-epochs .ts-field-error")).to_be_visible(timeout=PATIENCE_MS)
+    enter(page, "run-name", "two words")
+    expect(page.locator("#run-name .ts-field-error")).to_be_visible(timeout=PATIENCE_MS)
+    enter(page, "run-name", "mine")
     enter(page, "setting-epochs", "7")
     expect(page.locator("#start-reason")).to_have_text("The file is still being checked…")
     stub.num_unchecked_reads = 0

@@ -300,7 +300,7 @@ def test_entries_survive_a_reload(panel: Page) -> None:
     expect(panel.get_by_role("radio", name="Quick look")).to_be_checked()
     expect(panel.locator("#run-name input")).to_have_value("mine")
     panel.get_by_role("link", name="Cluster").click()
-    panel.get_by_role("link", name="Fine-tune").click()
+    panel.get_by_role("link", name="Fine-tune", exact=True).click()
     expect(panel.locator("#setting-epochs input")).to_have_value("3", timeout=PATIENCE_MS)
 
 
