@@ -72,6 +72,17 @@ def visitor(api: StubApi) -> Iterator[PageCaller]:
         visitor.close()
 
 
+def test_page_is_not_loaded_again_while_no_stream_is_opened(
+    visitor: PageCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = [visitor.http.get("/gradio_api/app_id").status_code]
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamSlots, "find_refusal", lambda *_: "too many")
+        statuses.append(visitor.http.get("/gradio_api/app_id").status_code)
+    statuses.append(visitor.http.get("/gradio_api/app_id").status_code)
+    assert statuses == [200, 429, 200]
+
+
 def test_visitor_without_reader_is_refused_until_it_reads(visitor: PageCaller) -> None:
     function = visitor.find_function("choose_job")
     asked = {"event_data": {"changes": ["page"]}}
