@@ -93,13 +93,16 @@ def test_model_is_opened_and_its_lineage_leads_to_other_models(page: Page) -> No
 def test_alias_is_promoted_rolled_back_and_removed(page: Page, storage: ModelsStorage) -> None:
     storage.add_event("latest", "tiny-second-2", "moved", "latest is served by tiny-second-2")
     open_model(page, "tiny-first-1")
+    alias = page.get_by_label("Point an alias to this model")
+    expect(alias).to_have_value("")
+    alias.fill("latest")
     page.get_by_role("button", name="Promote").click()
     expect(page.locator("#models-notice")).to_contain_text("latest points to tiny-first-1 now")
+    expect(alias).to_have_value("")
     assert storage.store.read_aliases()["latest"].model_id == "tiny-first-1"
-    page.get_by_label("Point an alias to this model").fill("production")
+    alias.fill("production")
     page.keyboard.press("Enter")
     expect(page.locator(".ts-aliases > li")).to_have_count(2)
-    alias = page.get_by_label("Point an alias to this model")
     alias.fill("not a name")
     page.get_by_role("button", name="Promote").click()
     expect(page.locator("#promote-alias-problem")).to_contain_text("'not a name' is not a valid id")

@@ -164,7 +164,7 @@ def test_settings_show_what_differs_and_are_filtered(
     add_run(stub, "mine", "succeeded", 10)
     open_view(page, address, "?run=mine")
     settings = page.locator("#run-settings")
-    expect(settings).to_contain_text("1 of 6 differ")
+    expect(settings).to_contain_text("1 of 6 settings changed")
     rows = settings.locator("tbody tr:visible")
     expect(rows).to_have_count(6)
     page.check("#changed-only")
