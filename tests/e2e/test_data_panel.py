@@ -147,15 +147,21 @@ RECORD_ERRORS_JS = """() => {
 """Records the text of each error that is visible, if only for a moment."""
 
 
+def write_own_columns(stub: StubApi, folder: Path, num_unchecked_reads: int) -> Path:
+    """Write a file whose columns no format knows; its check ends after so many reads."""
+    upload = folder / "own.csv"
+    upload.write_text("question,reply\nWhy?,Because.\n")
+    stub.checks["own.csv"] = {"status": "error", "error_code": "unknown_columns"}
+    stub.num_unchecked_reads = num_unchecked_reads
+    stub.rows.rows[f"file-{len(stub.files)}"] = [{"question": "Why?", "reply": "Because."}]
+    return upload
+
+
 def test_upload_with_own_columns_shows_no_error_until_they_are_guessed(
     page: Page, stub: StubApi, tmp_path: Path
 ) -> None:
     """The settings were checked before the columns were known: an error was shown for a moment."""
-    upload = tmp_path / "own.csv"
-    upload.write_text("question,reply\nWhy?,Because.\n")
-    stub.checks["own.csv"] = {"status": "error", "error_code": "unknown_columns"}
-    stub.num_unchecked_reads = 4
-    stub.rows.rows[f"file-{len(stub.files)}"] = [{"question": "Why?", "reply": "Because."}]
+    upload = write_own_columns(stub, tmp_path, 4)
     expect(page.locator("#start-button")).to_be_enabled(timeout=PATIENCE_MS)
     page.evaluate(RECORD_ERRORS_JS)
     page.set_input_files("input[type=file]", upload)
@@ -356,12 +362,7 @@ def test_page_opens_with_an_odd_cookie(page: Page, address: str) -> None:
 def test_choices_are_free_while_a_large_file_is_checked(
     page: Page, stub: StubApi, tmp_path: Path
 ) -> None:
-    upload = tmp_path / "own.csv"
-    upload.write_text("question,reply\nWhy?,Because.\n")
-    stub.checks["own.csv"] = {"status": "error", "error_code": "unknown_columns"}
-    stub.num_unchecked_reads = 10_000
-    stub.rows.rows[f"file-{len(stub.files)}"] = [{"question": "Why?", "reply": "Because."}]
-    page.set_input_files("input[type=file]", upload)
+    page.set_input_files("input[type=file]", write_own_columns(stub, tmp_path, 10_000))
     expect(find_chosen(page, "data-file")).to_contain_text("being checked", timeout=PATIENCE_MS)
     expect(page.locator("#start-reason")).to_have_text("The file is still being checked…")
     expect(page.locator(".ts-fine-tune-page")).to_have_attribute("aria-busy", "false")

@@ -64,14 +64,13 @@ window.TuneserveDataTabs = class {
     if (this.html[tab] !== message.html) place.innerHTML = message.html; // an equal one would be read out again
     this.html[tab] = message.html;
     if (tab === "rows") this.showPages(message.next ?? null);
-    this.shownStarts = this.starts;
     if (tab === "statistics") this.showStatistics(message);
   }
 
   showPages(next) {
     const buttons = ["previous", "next"].map((name) => this.find(`#rows-${name}`));
     const focused = buttons.find((one) => one === document.activeElement);
-    this.next = next;
+    Object.assign(this, { next, shownStarts: this.starts });
     buttons[0].disabled = this.starts.length < 2;
     buttons[1].disabled = next === null;
     if (focused?.disabled) buttons.find((one) => !one.disabled)?.focus({ preventScroll: true });

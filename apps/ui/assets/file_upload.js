@@ -60,8 +60,7 @@ window.TuneserveFileUpload = class {
     bar.hidden = false;
     if (share === undefined) bar.removeAttribute("value");
     else bar.value = share;
-    if (this.text !== text) this.find("span").textContent = text; // an equal one would be read out again
-    this.text = text;
+    tuneserveSetText(this.find("span"), text); // page.js
     this.find("button").hidden = share === undefined;
     this.button.disabled = true;
   }

@@ -169,8 +169,7 @@
       place.hidden = !menus.length;
       if (isOther || is_open) place.open = is_open;
       this.hasMapping = menus.some(({ value }) => value);
-      if (this.columnNote !== note) this.find("#column-note").textContent = note;
-      this.columnNote = note;
+      tuneserveSetText(this.find("#column-note"), note); // page.js
       this.find("#column-note").className = note ? "ts-notice ts-info" : "";
       this.find("#column-menus").replaceChildren(...menus.map(({ part, label, value }, place) => {
         const menu = document.createElement("select");
@@ -233,8 +232,7 @@
       const shown = this.find("#start-reason");
       const isPending = [CHECKING, CHECKING_FILE].includes(reason);
       this.find("#start-button").disabled = this.isStarting || (Boolean(reason) && !isAllowed);
-      if (this.reason !== reason) shown.textContent = reason; // an equal one would be read out again
-      this.reason = reason;
+      tuneserveSetText(shown, reason);
       shown.hidden = !reason;
       shown.dataset.field = field;
       shown.classList.toggle("ts-link", reason === NO_SETTINGS);

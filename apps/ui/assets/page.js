@@ -33,6 +33,17 @@ window.tuneserveCopy = async (field, button) => {
   setTimeout(() => { button.textContent = "Copy"; }, SHOWN_MS);
 };
 
+// Sets the text of an element. An equal one is left as it is: a screen reader would read it again. What
+// is shown may be translated, so the English text is remembered.
+window.tuneserveSetText = (() => {
+  const texts = new WeakMap(); // by element
+  return (element, text) => {
+    if (texts.get(element) === text) return;
+    texts.set(element, text);
+    element.textContent = text;
+  };
+})();
+
 // Times: <time datetime="…Z"> shows the browser's zone, in the language of the page (apps/ui/markup.py).
 (() => {
   const day = { day: "numeric", month: "short" };

@@ -61,14 +61,16 @@ async def read_menus(client: ApiClient) -> dict[str, list[MenuEntry]]:
 
 
 def _find_own_rows(rows: Sequence[MenuEntry], jobs: Sequence[Job]) -> Mapping[str, str]:
-    """Return by the id of a run its entry in the menu of rows: its validation rows, or its file."""
+    """Return by the id of a run its entry in the menu of rows: its validation rows, or its file.
+
+    Empty if neither is offered.
+    """
     offered = {entry["value"] for entry in rows}
-    found = {job.id: (f"job:{job.id}", f"file:{job.training_file}") for job in jobs}
-    return {
-        run: next(value for value in values if value in offered)
-        for run, values in found.items()
-        if offered & {*values}
-    }
+    found = {}
+    for job in jobs:
+        values = (f"job:{job.id}", f"file:{job.training_file}")
+        found[job.id] = next((value for value in values if value in offered), "")
+    return found
 
 
 async def _list_permitted(request: Awaitable[list[Found]]) -> list[Found]:

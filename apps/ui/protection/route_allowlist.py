@@ -106,9 +106,7 @@ class RouteGuard:
 
         A page that has lost its connection would be loaded again and again without this answer.
         """
-        return self._slots.find_refusal(
-            read_password(Headers(scope=scope).get("authorization", ""))
-        )
+        return self._slots.find_refusal(_read_key(scope))
 
     async def _open_stream(
         self, scope: Scope, receive: Receive, send: Send, *, is_data: bool
@@ -117,7 +115,7 @@ class RouteGuard:
         if reason := self._find_refusal(scope):
             await _refuse(429, reason)(scope, receive, send)
             return
-        key = read_password(Headers(scope=scope).get("authorization", ""))
+        key = _read_key(scope)
         with self._slots.count_stream(key), ExitStack() as stack:
             if is_data:
                 stack.enter_context(self._unread.read(_read_session(scope)))
@@ -125,7 +123,7 @@ class RouteGuard:
 
     async def _accept_upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept an upload if the key permits it and not too many uploads await their import."""
-        key = read_password(Headers(scope=scope).get("authorization", ""))
+        key = _read_key(scope)
         if not await self.may_write_files(key):
             message = "this key may not upload files"
             await _refuse(403, message)(scope, receive, send)
@@ -186,6 +184,10 @@ def find_fault(
         if path is not None and not (isinstance(path, str) and is_upload(path)):
             return "the call names a file that was not uploaded to this page"
     return None
+
+
+def _read_key(scope: Scope) -> str | None:
+    return read_password(Headers(scope=scope).get("authorization", ""))
 
 
 def _read_session(scope: Scope) -> str:
