@@ -199,6 +199,22 @@ def test_history_and_settings_survive_reload(chat: Page, stub: StubApi) -> None:
     expect(chat.locator(NOTES)).to_have_count(0)
 
 
+def test_questions_are_asked_on_their_own(chat: Page, stub: StubApi) -> None:
+    chat.fill("#chat-system textarea", "Be brief")
+    chat.uncheck("#chat-earlier input")
+    ask(chat, "first", 1)
+    chat.reload()
+    expect(chat.locator(NOTES)).to_have_count(1, timeout=PATIENCE_MS)
+    expect(chat.locator("#chat-earlier input")).not_to_be_checked()
+    ask(chat, "second", 2)
+    assert list_contents(stub) == ["Be brief", "second"]
+    chat.click("#reset-settings")
+    expect(chat.locator("#chat-earlier input")).to_be_checked()
+    ask(chat, "third", 3)
+    sent = list_contents(stub)
+    assert (sent[0], sent[-1], len(sent)) == ("first", "third", 5), "without a system prompt"
+
+
 def test_invalid_setting_is_named_at_its_field(chat: Page, stub: StubApi) -> None:
     chat.fill("#chat-max-tokens input", "0")
     chat.locator("#chat-max-tokens input").blur()

@@ -53,7 +53,7 @@ class MachineMonitor:
         self._history: deque[UseSample] = deque(maxlen=NUM_SAMPLES)
         self._read_at = 0.0
         self._cpu_share = 0.0
-        psutil.cpu_percent()  # the first value is meaningless
+        self._busy_s, self._all_s = _read_processor_times()
 
     def start(self) -> None:
         """Record the history from now on, until the process ends."""
@@ -87,11 +87,24 @@ class MachineMonitor:
         with self._lock:
             now = time.monotonic()
             if now - self._read_at >= _MIN_AGE_S:
-                self._read_at = now
-                self._cpu_share = psutil.cpu_percent() / 100
+                busy_s, all_s = _read_processor_times()
+                if all_s > self._all_s:  # the kernel counts in steps
+                    share = (busy_s - self._busy_s) / (all_s - self._all_s)
+                    self._cpu_share = min(max(share, 0.0), 1.0)
+                    self._read_at, self._busy_s, self._all_s = now, busy_s, all_s
             return self._cpu_share
 
     def _keep_recording(self) -> None:
         while True:
             time.sleep(INTERVAL_S)
             self.record()
+
+
+def _read_processor_times() -> tuple[float, float]:
+    """Return the seconds since the boot in which processors were busy, and those of all processors.
+
+    `psutil.cpu_percent` is no use here: it measures since the last call of the same thread.
+    """
+    times = psutil.cpu_times()
+    all_s = sum(times) - times.guest - times.guest_nice  # contained in user and nice
+    return all_s - times.idle - times.iowait, all_s

@@ -111,6 +111,11 @@ tuneserveFrames.define("models-view", (element, channel, html) => {
     for (const open of element.querySelectorAll(".ts-confirm[open]")) if (open !== except) open.open = false;
   }
 
+  // Its box may be below the window.
+  element.addEventListener("toggle", ({ target }) => {
+    if (target.open && target.matches(".ts-confirm"))
+      target.querySelector(".ts-confirm-box").scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, true); // the event does not bubble
   document.addEventListener("click", (event) => closeConfirmations(event.target.closest?.(".ts-confirm")));
   element.addEventListener("keydown", (event) => {
     const confirmation = event.key === "Escape" && event.target.closest(".ts-confirm[open]");

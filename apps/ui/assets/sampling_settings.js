@@ -6,12 +6,16 @@ window.tuneserveSampling = (() => {
   const STORED = "tuneserve-chat-settings";
 
   function read(input) {
+    if (input.type === "checkbox") return input.checked;
     if (input.type !== "number") return input.value;
     return Number.isFinite(input.valueAsNumber) ? input.valueAsNumber : null;
   }
 
   function write(field, value) {
-    for (const input of field.querySelectorAll("input, textarea")) input.value = value ?? "";
+    for (const input of field.querySelectorAll("input, textarea")) {
+      if (input.type === "checkbox") input.checked = value;
+      else input.value = value ?? "";
+    }
   }
 
   function readStored() {
@@ -29,6 +33,7 @@ window.tuneserveSampling = (() => {
 
   // Only what a field can have: the browser may have kept the settings of another version.
   function isPossible(input, value) {
+    if (input.type === "checkbox") return typeof value === "boolean";
     return input.type === "number" ? value === null || Number.isFinite(value) : typeof value === "string";
   }
 

@@ -86,7 +86,7 @@ class CodePanel:
             "Python" if kind == "Python" else "curl",
             find_origin(request.headers),
             found.model_id or found.asked_model,
-            settings.add_system(found.to_messages()),
+            settings.select_messages(found.to_messages()),
             settings.sampling,
             needs_key=find_visitor_key() is not None,
         )

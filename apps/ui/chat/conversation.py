@@ -278,7 +278,7 @@ async def _send(client: ApiClient, question: Question) -> tuple[Piece, AsyncGene
     conversation, settings = question.conversation, question.settings
     pieces = client.text.stream_chat(
         conversation.asked_model,
-        settings.add_system(conversation.to_messages()),
+        settings.select_messages(conversation.to_messages()),
         settings.sampling,
         wants_usage=True,
         continues=question.continues,

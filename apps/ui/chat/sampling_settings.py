@@ -28,15 +28,21 @@ _STEPS = {"temperature": (0.1, 2), "top_p": (0.05, 1)}
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """The checked settings of an answer, with the system prompt."""
+    """The checked settings of an answer, and what is sent before the question."""
 
     system: str
     sampling: Sampling
+    sends_earlier: bool = True
 
-    def add_system(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with the system prompt before them."""
+    def select_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages to send of a conversation, after the system prompt if there is one.
+
+        They are all, or only the last question and what follows it.
+        """
+        questions = [place for place, one in enumerate(messages) if one["role"] == "user"]
+        first = 0 if self.sends_earlier or not questions else questions[-1]
         start: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        return [*start, *messages]
+        return [*start, *messages[first:]]
 
 
 class _Field(NamedTuple):
@@ -112,6 +118,12 @@ def _read_system(label: str, value: Any) -> str:
     return text
 
 
+def _read_choice(label: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{label} is {_quote_value(value)}: expected true or false.")
+    return value
+
+
 def _read_text(label: str, value: Any) -> str:
     if value is None:
         return ""
@@ -133,6 +145,12 @@ def _quote_value(value: Any) -> str:
 FIELDS: Mapping[str, _Field] = {
     "system": _Field(
         "System prompt", "Sent before the conversation, with each question.", "", _read_system
+    ),
+    "earlier": _Field(
+        "Send earlier messages",
+        "If off, each question is answered on its own: for models fine-tuned on single questions.",
+        True,
+        _read_choice,
     ),
     "temperature": _Field(
         "Temperature", "0 always selects the most likely token.", 0, _read_temperature
@@ -162,7 +180,8 @@ def check_settings(sent: Any) -> tuple[AnswerSettings | None, dict[str, str]]:
             faults[name] = str(exc)
     if faults:
         return None, faults
-    return AnswerSettings(system=read.pop("system"), sampling=Sampling(**read)), {}
+    system, sends_earlier = read.pop("system"), read.pop("earlier")
+    return AnswerSettings(system, Sampling(**read), sends_earlier), {}
 
 
 def list_defaults() -> list[Any]:
@@ -216,10 +235,12 @@ def _render_field(name: str, field: _Field) -> str:
     info = escape(field.info).replace(
         "\\", "&#92;"
     )  # a template of Gradio is a literal of JavaScript
+    label = f'<label for="{elem_id}-input">{field.label}</label>'
+    inputs = _render_input(name, field, elem_id)
+    is_choice = isinstance(field.default, bool)  # a box is before its label
+    content = f"<div>{inputs}{label}</div>" if is_choice else f"{label}<div>{inputs}</div>"
     return (
-        f'<div class="ts-field ts-sampling" id="{elem_id}" data-name="{name}">'
-        f'<label for="{elem_id}-input">{field.label}</label>'
-        f"<div>{_render_input(name, field, elem_id)}</div>"
+        f'<div class="ts-field ts-sampling" id="{elem_id}" data-name="{name}">{content}'
         f'<p class="ts-note" id="{elem_id}-info" data-info="{info}">{info}</p></div>'
     )
 
@@ -231,6 +252,8 @@ def _render_input(name: str, field: _Field, elem_id: str) -> str:
     )
     if name in _ROWS:
         return f'<textarea {common} rows="{_ROWS[name]}" placeholder="None"></textarea>'
+    if isinstance(field.default, bool):
+        return f'<input type="checkbox" {common}{" checked" if field.default else ""}>'
     step, high = _STEPS.get(name, (1, None))
     shown = "" if field.default is None else field.default
     hint = ' placeholder="Random"' if field.default is None else ""

@@ -102,12 +102,19 @@ class _CompareHandlers:
 
     async def choose_models(self, comparison: Comparison, menu: ModelMenu, names: Any) -> Updates:
         """Show the columns of the chosen models; those that stay keep their conversations."""
+        ui = self._ui
         comparison.choose(read_names(names))
+        freed: Updates = {ui.comparison: comparison, **ui.bar.show_buttons(busy=False)}
+        try:
+            if not menu.models:  # the page could not be opened
+                menu = await load_menu(self._client, comparison.names)
+        except ApiClientError as exc:
+            return {ui.note: show_notice(describe_error(exc), "error"), **freed}
         return {
-            self._ui.comparison: comparison,
-            self._ui.note: await self._note_models(menu, comparison.names),
-            **self._ui.show_columns(comparison, menu),
-            **self._ui.bar.show_buttons(busy=False),
+            ui.menu: menu,
+            ui.note: await self._note_models(menu, comparison.names),
+            **ui.show_columns(comparison, menu),
+            **freed,
         }
 
     async def suggest_all(self, comparison: Comparison, menu: ModelMenu) -> Updates:

@@ -1,8 +1,13 @@
 """The use of this machine."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+import pytest
+
+from apps.http_api.cluster import machine_use
 from apps.http_api.cluster.machine_use import NUM_SAMPLES, MachineMonitor, MachineUse
 
 
@@ -12,6 +17,23 @@ def test_use_has_plausible_figures(tmp_path: Path) -> None:
     assert 0 <= found.cpu_share <= 1
     assert 0 < found.memory_used < found.memory_total
     assert 0 < found.disk_used < found.disk_total
+
+
+def test_processors_are_measured_since_the_last_reading_of_any_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = type(psutil.cpu_times())
+    none = dict.fromkeys(times._fields, 0.0)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times(**none))
+    monitor = MachineMonitor(tmp_path)
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        spent = none | {"user": 2.0, "guest": 2.0, "system": 1.0, "idle": 0.5, "iowait": 0.5}
+        monkeypatch.setattr(psutil, "cpu_times", lambda: times(**spent))
+        assert first.submit(monitor.read).result().cpu_share == 0.75
+        monkeypatch.setattr(machine_use, "_MIN_AGE_S", 0.0)
+        spent |= {"user": 3.0, "guest": 3.0, "idle": 3.5}
+        assert second.submit(monitor.read).result().cpu_share == 0.25
+        assert first.submit(monitor.read).result().cpu_share == 0.25, "no time has passed"
 
 
 def test_history_keeps_the_newest_samples(tmp_path: Path) -> None:

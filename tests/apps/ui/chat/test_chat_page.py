@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from apps.ui.chat.sampling_settings import FIELDS, list_defaults
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import MAX_CHARACTERS, LocalServer, StubApi, build_stub
 from tests.apps.ui.page_server import PageCaller, Result, serve_page
@@ -16,8 +17,8 @@ from tests.waiting import wait_until
 
 def list_values(**changes: Any) -> list[Any]:
     """Return the values of the settings as a browser sends them."""
-    values = {"system": "", "temperature": 0.0, "top_p": 1, "seed": None, "max_tokens": 16}
-    return list((values | {"stop": ""} | changes).values())
+    values = dict(zip(FIELDS, list_defaults(), strict=True)) | {"max_tokens": 16}
+    return list((values | changes).values())
 
 
 class Tab:

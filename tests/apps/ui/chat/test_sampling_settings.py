@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from apps.client.text import Sampling
+from apps.client.text import Message, Sampling
 from apps.ui.chat.sampling_settings import (
     FIELDS,
     AnswerSettings,
@@ -42,6 +42,7 @@ def test_defaults_are_valid() -> None:
         ("stop", "a\n" * 5, "Stop texts has 5 lines: enter at most 4."),
         ("stop", "x" * 257, "Stop texts has a line of 257 characters: enter at most 256."),
         ("stop", ["a"], "Stop texts is ['a']: enter a text."),
+        ("earlier", "no", "Send earlier messages is 'no': expected true or false."),
         ("system", "x" * 4001, "System prompt has 4,001 characters: enter at most 4,000."),
     ],
 )
@@ -57,7 +58,19 @@ def test_texts_of_stops_have_line_breaks() -> None:
     assert (settings.system, settings.sampling.stop) == ("Grüße", ("\n", "end"))
 
 
-@pytest.mark.parametrize("sent", [None, "", {}, [1], [""] * 7])
+@pytest.mark.parametrize(("sends_earlier", "first"), [(True, 0), (False, 2)])
+def test_earlier_messages_are_sent_unless_they_are_switched_off(
+    sends_earlier: bool, first: int
+) -> None:
+    texts = [("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2, as f")]
+    messages: list[Message] = [{"role": role, "content": text} for role, text in texts]
+    settings, _ = check_settings(list_values(earlier=sends_earlier))
+    assert settings is not None
+    assert settings.select_messages(messages) == messages[first:]
+    assert settings.select_messages([]) == []
+
+
+@pytest.mark.parametrize("sent", [None, "", {}, [1], [""] * 8])
 def test_other_values_stand_for_the_defaults(sent: Any) -> None:
     assert check_settings(sent) == check_settings(DEFAULTS)
 

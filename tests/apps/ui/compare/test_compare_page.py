@@ -130,6 +130,19 @@ def test_question_before_the_page_is_opened_is_for_the_models_in_the_menu(
     visitor.close()
 
 
+def test_models_are_chosen_although_the_page_could_not_be_opened(
+    page_url: str, stub: StubApi
+) -> None:
+    visitor = PageCaller(page_url)
+    tab = CompareTab(visitor, ["base", "latest"], is_opened=False)
+    shown = tab.call("choose_models", None, None, ["base", "latest"])
+    assert "There is no model" not in shown.text
+    assert "Choose two to four models" not in shown.text
+    _, answered = tab.send("hello")
+    assert "Hello there" in answered.text
+    visitor.close()
+
+
 def test_invalid_choice_of_models_is_ignored(tab: CompareTab) -> None:
     shown = tab.call("choose_models", None, None, [7, {"a": 1}, "base", "base", None])
     assert "Choose two to four models" in shown.text
