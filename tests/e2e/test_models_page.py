@@ -128,7 +128,10 @@ def test_alias_is_promoted_rolled_back_and_removed(page: Page, storage: ModelsSt
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Remove alias")).to_be_hidden()
     expect(remove).to_be_focused()
+    page.set_viewport_size({"width": 1280, "height": 400})
+    remove.evaluate("button => button.scrollIntoView({ block: 'end' })")
     remove.click()
+    expect(page.get_by_role("button", name="Remove alias")).to_be_in_viewport(ratio=1)
     page.get_by_role("button", name="Remove alias").click()
     expect(page.locator("#models-notice")).to_contain_text("production was removed")
     assert storage.store.read_aliases().keys() == {"latest"}
