@@ -220,8 +220,17 @@ def test_status_for_screen_readers_is_a_word(browser: Browser, address: str) -> 
     page.context.close()
 
 
-def test_page_is_loaded_again_after_a_lost_connection(browser: Browser, address: str) -> None:
-    page = open_page(browser, address, "/chat")
+@pytest.mark.parametrize(
+    ("locale", "message"),
+    [
+        ("en", "Connection to the server was lost"),
+        ("de", "Die Verbindung zum Server ist unterbrochen"),
+    ],
+)
+def test_page_is_loaded_again_after_a_lost_connection(
+    browser: Browser, address: str, locale: str, message: str
+) -> None:
+    page = open_page(browser, address, "/chat", locale=locale)
     expect(page.locator("#chat-model input")).not_to_have_value("")
 
     def refuse(route: Route) -> None:
@@ -232,7 +241,7 @@ def test_page_is_loaded_again_after_a_lost_connection(browser: Browser, address:
     page.evaluate("window.isOld = true")
     page.fill("#chat-input textarea", "Hello")
     page.keyboard.press("Enter")
-    expect(page.locator(".toast-wrap")).to_contain_text("Connection to the server was lost")
+    expect(page.locator(".toast-wrap")).to_contain_text(message)
     for path in ("queue/join", "app_id"):
         page.unroute(f"**/gradio_api/{path}*", refuse)
     page.wait_for_function("!window.isOld")
