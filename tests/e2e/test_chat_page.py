@@ -206,13 +206,30 @@ def test_questions_are_asked_on_their_own(chat: Page, stub: StubApi) -> None:
     chat.reload()
     expect(chat.locator(NOTES)).to_have_count(1, timeout=PATIENCE_MS)
     expect(chat.locator("#chat-earlier input")).not_to_be_checked()
+    expect(chat.locator("#chat-settings summary")).to_have_text("Settings 2 changed")
     ask(chat, "second", 2)
     assert list_contents(stub) == ["Be brief", "second"]
+    chat.click("#chat-code summary")
+    request = chat.locator("#chat-code textarea")
+    expect(request).to_have_value(re.compile('"second"'))
+    assert '"first"' not in request.input_value()
     chat.click("#reset-settings")
     expect(chat.locator("#chat-earlier input")).to_be_checked()
+    expect(chat.locator("#chat-settings summary")).to_have_text("Settings")
+    expect(request).to_have_value(re.compile('"first"'))
     ask(chat, "third", 3)
     sent = list_contents(stub)
     assert (sent[0], sent[-1], len(sent)) == ("first", "third", 5), "without a system prompt"
+
+
+def test_settings_of_another_version_are_ignored(chat: Page) -> None:
+    kept = '{"system": "Be brief", "earlier": "no", "seed": "x"}'
+    chat.evaluate("kept => localStorage.setItem('tuneserve-chat-settings', kept)", kept)
+    chat.reload()
+    expect(chat.locator("#chat-system textarea")).to_have_value("Be brief")
+    expect(chat.locator("#chat-earlier input")).to_be_checked()
+    expect(chat.locator("#chat-seed input")).to_have_value("")
+    expect(chat.locator("#chat-settings summary")).to_have_text("Settings 1 changed")
 
 
 def test_invalid_setting_is_named_at_its_field(chat: Page, stub: StubApi) -> None:

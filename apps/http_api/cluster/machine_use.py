@@ -44,6 +44,35 @@ class MachineUse(NamedTuple):
         return UseSample(int(time.time()), round(self.cpu_share, 3), round(memory, 3))
 
 
+class _ProcessorMeter:
+    """Measures the use of all processors between two calls, from whichever threads these are.
+
+    `psutil.cpu_percent` measures since the last call of the same thread.
+    """
+
+    def __init__(self) -> None:
+        self._busy_s, self._all_s = _read_processor_times()
+        self._share = 0.0
+
+    def measure(self) -> float:
+        """Return the share that was in use since the last call, from 0 to 1."""
+        busy_s, all_s = _read_processor_times()
+        if (
+            all_s > self._all_s
+        ):  # the kernel counts in steps, and begins again in a restored machine
+            share = (busy_s - self._busy_s) / (all_s - self._all_s)
+            self._share = min(max(share, 0.0), 1.0)
+        self._busy_s, self._all_s = busy_s, all_s
+        return self._share
+
+
+def _read_processor_times() -> tuple[float, float]:
+    """Return the busy and the total processor seconds since the boot, on Linux."""
+    times = psutil.cpu_times()
+    all_s = sum(times) - times.guest - times.guest_nice  # contained in user and nice
+    return all_s - times.idle - times.iowait, all_s
+
+
 class MachineMonitor:
     """Measures this machine; safe to share between threads."""
 
@@ -51,9 +80,9 @@ class MachineMonitor:
         self._root = root
         self._lock = threading.Lock()
         self._history: deque[UseSample] = deque(maxlen=NUM_SAMPLES)
-        self._read_at = 0.0
+        self._read_at = time.monotonic()
         self._cpu_share = 0.0
-        self._busy_s, self._all_s = _read_processor_times()
+        self._read_meter, self._recorded_meter = _ProcessorMeter(), _ProcessorMeter()
 
     def start(self) -> None:
         """Record the history from now on, until the process ends."""
@@ -78,33 +107,21 @@ class MachineMonitor:
         )
 
     def record(self) -> None:
-        """Add the present use to the history."""
-        sample = self.read().to_sample()
+        """Add the use to the history; that of the processor is the mean since the last record."""
+        use = self.read()
         with self._lock:
-            self._history.append(sample)
+            share = self._recorded_meter.measure()
+            self._history.append(use._replace(cpu_share=share).to_sample())
 
     def _read_cpu(self) -> float:
         with self._lock:
             now = time.monotonic()
             if now - self._read_at >= _MIN_AGE_S:
-                busy_s, all_s = _read_processor_times()
-                if all_s > self._all_s:  # the kernel counts in steps
-                    share = (busy_s - self._busy_s) / (all_s - self._all_s)
-                    self._cpu_share = min(max(share, 0.0), 1.0)
-                    self._read_at, self._busy_s, self._all_s = now, busy_s, all_s
+                self._read_at = now
+                self._cpu_share = self._read_meter.measure()
             return self._cpu_share
 
     def _keep_recording(self) -> None:
         while True:
             time.sleep(INTERVAL_S)
             self.record()
-
-
-def _read_processor_times() -> tuple[float, float]:
-    """Return the seconds since the boot in which processors were busy, and those of all processors.
-
-    `psutil.cpu_percent` is no use here: it measures since the last call of the same thread.
-    """
-    times = psutil.cpu_times()
-    all_s = sum(times) - times.guest - times.guest_nice  # contained in user and nice
-    return all_s - times.idle - times.iowait, all_s

@@ -1,4 +1,4 @@
-// The request of the last answer on the page "Chat", for a program (apps/ui/chat/code_panel.py).
+// The last question on the page "Chat" as a request, for a program (apps/ui/chat/code_panel.py).
 "use strict";
 
 window.tuneserveCode = {

@@ -111,7 +111,7 @@ tuneserveFrames.define("models-view", (element, channel, html) => {
     for (const open of element.querySelectorAll(".ts-confirm[open]")) if (open !== except) open.open = false;
   }
 
-  // Its box may be below the window.
+  // The box of an opened confirmation may be below the window.
   element.addEventListener("toggle", ({ target }) => {
     if (target.open && target.matches(".ts-confirm"))
       target.querySelector(".ts-confirm-box").scrollIntoView({ block: "nearest", inline: "nearest" });

@@ -48,7 +48,8 @@ window.tuneserveSampling = (() => {
     function send() {
       const values = collect();
       store(values);
-      props.value = Object.values(values);
+      props.value = values;
+      countChanged(values);
       changed();
     }
 
@@ -58,11 +59,19 @@ window.tuneserveSampling = (() => {
         const value = stored[field.dataset.name];
         if (value !== undefined && isPossible(findInput(field), value)) write(field, value);
       }
-      props.value = Object.values(collect());
+      props.value = collect();
+      countChanged(props.value);
+    }
+
+    // The panel may be closed while its settings apply.
+    function countChanged(values) {
+      const isChanged = (field) => values[field.dataset.name] !== JSON.parse(findInput(field).dataset.default);
+      const number = fields.filter(isChanged).length;
+      element.querySelector(".ts-changed-count").textContent = number ? `${number} changed` : "";
     }
 
     function showFaults({ sent, messages }) {
-      if (JSON.stringify(sent) !== JSON.stringify(Object.values(collect()))) return; // typed since
+      if (JSON.stringify(sent) !== JSON.stringify(collect())) return; // typed since
       for (const field of fields) {
         const note = field.querySelector(".ts-note");
         const fault = messages[field.dataset.name];

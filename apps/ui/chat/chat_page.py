@@ -196,7 +196,12 @@ def build_chat_page(client: ApiClient, first_views: FirstViews) -> None:
     ui.timer.tick(page.refresh_chat, [ui.menu, ui.model], [ui.model, ui.menu], **RAW)
     ui.more.click(page.add_checkpoints, ui.menu, [ui.menu, ui.model], **RAW)
     ui.kept.change(None, ui.kept, js=STORE_JS)
-    settings.listen()
+    settings.listen().then(
+        ui.program.update_code,
+        [ui.chat, ui.program.panel, settings.panel],
+        ui.program.panel,
+        **LATEST_RAW,
+    )
     answering = _build_questions(ui, questions)
     stopping: EventOptions = {**RAW, "cancels": answering}
     choosing: EventOptions = {**LATEST_RAW, "cancels": answering}

@@ -1,4 +1,4 @@
-"""The panel that shows the last request of a conversation, to use it from a program."""
+"""The panel that shows the last question as a request, to use it from a program."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from apps.ui.events import LATEST_RAW
 from apps.ui.frame.assets import link_script
 from apps.ui.protection.visitor import find_visitor_key
 
-NOTHING_ASKED = "Ask a question first: the request that gave the last answer is shown here."
+NOTHING_ASKED = "Ask a question first: it is shown here as a request with the settings of the page."
 
 
 def find_request(conversation: Conversation) -> Conversation | None:
@@ -37,7 +37,7 @@ _KINDS = "".join(
 _TEMPLATE = f"""<details class="ts-more"><summary>Use it from a program</summary>
 <fieldset class="ts-radios"><legend>Language</legend>{_KINDS}</fieldset>
 <div class="ts-field" id="chat-code-text">
-  <label for="chat-code-area">The request of the last answer</label>
+  <label for="chat-code-area">The last question with the settings of the page</label>
   <textarea id="chat-code-area" rows="8" readonly></textarea></div>
 <button type="button" class="ts-action">Copy</button></details>"""
 

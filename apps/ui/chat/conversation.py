@@ -231,20 +231,23 @@ async def answer(client: ApiClient, question: Question) -> AsyncGenerator[Answer
     """Stream an answer to the last message, or the rest of the last answer.
 
     All answers of a conversation are from one model. If another model starts to answer, as after a
-    hand-over, that answer is dropped and the question is sent again in a new conversation. The last
-    step has the facts of the answer inside the conversation. Only the first step has a note.
-    Raises `ApiClientError`; the conversation yielded last then remains valid.
+    hand-over, a new conversation begins with the question, which is sent again unless it was sent
+    without earlier messages. The last step has the facts of the answer inside the conversation.
+    Only the first step has a note. Raises `ApiClientError`; the conversation yielded last then
+    remains valid.
     """
     conversation, clock = question.conversation, _Clock()
     first, pieces = await _send(client, question)
     notes = []
     if conversation.model_id and first.model not in (None, conversation.model_id):
-        await pieces.aclose()
         if question.continues:
+            await pieces.aclose()
             raise AnswerFailedError(NOT_CONTINUED.format(first.model, conversation.model_id))
         notes.append(OTHER_MODEL_NOTE.format(first.model, conversation.model_id))
         conversation = conversation.begin_again()
-        first, pieces = await _send(client, question._replace(conversation=conversation))
+        if question.settings.sends_earlier:
+            await pieces.aclose()
+            first, pieces = await _send(client, question._replace(conversation=conversation))
     if first.model is not None:
         conversation = replace(conversation, model_id=first.model)
         notes += describe_other_model(conversation)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 from gradio.blocks import Block
+from gradio.events import Dependency
 
 from apps.client.text import Message, Sampling
 from apps.ui.events import LATEST_RAW
@@ -32,12 +33,12 @@ class AnswerSettings:
 
     system: str
     sampling: Sampling
-    sends_earlier: bool = True
+    sends_earlier: bool
 
     def select_messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages to send of a conversation, after the system prompt if there is one.
 
-        They are all, or only the last question and what follows it.
+        Without `sends_earlier`, the messages before the last question are left out.
         """
         questions = [place for place, one in enumerate(messages) if one["role"] == "user"]
         first = 0 if self.sends_earlier or not questions else questions[-1]
@@ -118,7 +119,7 @@ def _read_system(label: str, value: Any) -> str:
     return text
 
 
-def _read_choice(label: str, value: Any) -> bool:
+def _read_boolean(label: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{label} is {_quote_value(value)}: expected true or false.")
     return value
@@ -148,9 +149,9 @@ FIELDS: Mapping[str, _Field] = {
     ),
     "earlier": _Field(
         "Send earlier messages",
-        "If off, each question is answered on its own: for models fine-tuned on single questions.",
+        "Clear it to send each question on its own: for models fine-tuned on single questions.",
         True,
-        _read_choice,
+        _read_boolean,
     ),
     "temperature": _Field(
         "Temperature", "0 always selects the most likely token.", 0, _read_temperature
@@ -165,17 +166,17 @@ FIELDS: Mapping[str, _Field] = {
 
 
 def check_settings(sent: Any) -> tuple[AnswerSettings | None, dict[str, str]]:
-    """Read the contents of the fields, as the browser sends them: a list in the order of `FIELDS`.
+    """Read the contents of the fields by name, as the browser sends them.
 
-    Return the settings, or None and a message for each field with an invalid value. The
-    defaults are read in place of anything else, which our script never sends.
+    Return the settings, or None and a message for each field with an invalid value. A field that
+    is missing has its default.
     """
-    values = sent if isinstance(sent, list) and len(sent) == len(FIELDS) else list_defaults()
+    values = sent if isinstance(sent, dict) else {}
     read: dict[str, Any] = {}
     faults: dict[str, str] = {}
-    for (name, field), value in zip(FIELDS.items(), values, strict=True):
+    for name, field in FIELDS.items():
         try:
-            read[name] = field.read(field.label, value)
+            read[name] = field.read(field.label, values.get(name, field.default))
         except ValueError as exc:
             faults[name] = str(exc)
     if faults:
@@ -184,9 +185,9 @@ def check_settings(sent: Any) -> tuple[AnswerSettings | None, dict[str, str]]:
     return AnswerSettings(system, Sampling(**read), sends_earlier), {}
 
 
-def list_defaults() -> list[Any]:
-    """Return the contents of the fields at first."""
-    return [field.default for field in FIELDS.values()]
+def get_defaults() -> Mapping[str, Any]:
+    """Return the contents of the fields at first, by name."""
+    return {name: field.default for name, field in FIELDS.items()}
 
 
 class SettingsPanel:
@@ -194,7 +195,7 @@ class SettingsPanel:
 
     def __init__(self, *, is_open: bool) -> None:
         self.panel = gr.HTML(
-            list_defaults(),
+            get_defaults(),
             html_template=render_panel(is_open=is_open),
             js_on_load="""tuneserveSampling.start(element, props, watch,
   () => trigger("input"));""",
@@ -215,18 +216,19 @@ class SettingsPanel:
         """Check what the fields contain."""
         return self.show_faults(sent, check_settings(sent)[1])
 
-    def listen(self) -> None:
-        """Check the settings that a visitor changes."""
-        self.panel.input(self.check_fields, self.panel, self.panel, **LATEST_RAW)
+    def listen(self) -> Dependency:
+        """Check the settings that a visitor changes; return the event."""
+        return self.panel.input(self.check_fields, self.panel, self.panel, **LATEST_RAW)
 
 
 def render_panel(*, is_open: bool) -> str:
     """Render all fields and the button that resets them, in a part that can be opened."""
     fields = "".join(_render_field(name, field) for name, field in FIELDS.items())
     return (
-        f'<details class="ts-more"{" open" if is_open else ""}><summary>Settings</summary>'
-        f'{fields}<button type="button" id="reset-settings" class="ts-action">Reset settings'
-        "</button></details>"
+        f'<details class="ts-more"{" open" if is_open else ""}><summary>Settings'
+        f' <span class="ts-changed-count"></span></summary>{fields}'
+        '<button type="button" id="reset-settings" class="ts-action">Reset settings</button>'
+        "</details>"
     )
 
 
@@ -237,8 +239,8 @@ def _render_field(name: str, field: _Field) -> str:
     )  # a template of Gradio is a literal of JavaScript
     label = f'<label for="{elem_id}-input">{field.label}</label>'
     inputs = _render_input(name, field, elem_id)
-    is_choice = isinstance(field.default, bool)  # a box is before its label
-    content = f"<div>{inputs}{label}</div>" if is_choice else f"{label}<div>{inputs}</div>"
+    is_boolean = isinstance(field.default, bool)  # the check box comes before its label
+    content = f"<div>{inputs}{label}</div>" if is_boolean else f"{label}<div>{inputs}</div>"
     return (
         f'<div class="ts-field ts-sampling" id="{elem_id}" data-name="{name}">{content}'
         f'<p class="ts-note" id="{elem_id}-info" data-info="{info}">{info}</p></div>'

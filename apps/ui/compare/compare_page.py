@@ -105,13 +105,15 @@ class _CompareHandlers:
         ui = self._ui
         comparison.choose(read_names(names))
         freed: Updates = {ui.comparison: comparison, **ui.bar.show_buttons(busy=False)}
-        try:
-            if not menu.models:  # the page could not be opened
+        loaded: Updates = {}
+        if not menu.models:  # the page could not be opened
+            try:
                 menu = await load_menu(self._client, comparison.names)
-        except ApiClientError as exc:
-            return {ui.note: show_notice(describe_error(exc), "error"), **freed}
+            except ApiClientError as exc:
+                return {ui.note: show_notice(describe_error(exc), "error"), **freed}
+            loaded = self._show_menu(menu)
         return {
-            ui.menu: menu,
+            **loaded,
             ui.note: await self._note_models(menu, comparison.names),
             **ui.show_columns(comparison, menu),
             **freed,
@@ -142,11 +144,13 @@ class _CompareHandlers:
         if settings is None:
             gr.Warning(escape(" ".join(faults.values())))
             return dict(ui.settings.show_faults(values, faults))
+        note: Updates = {}
         try:
             if menu.models:
                 current = menu.update(await list_chat_models(self._client))
-            else:  # the page is not opened yet
+            else:  # the page is not opened yet, or could not be
                 current = await load_menu(self._client, comparison.names)
+                note = {ui.note: await self._note_models(current, comparison.names)}
         except ApiClientError as exc:
             gr.Warning(escape(describe_error(exc)))
             return {ui.comparison: gr.skip()}
@@ -157,9 +161,9 @@ class _CompareHandlers:
         busy = comparison.is_busy
         return {
             **ui.show_columns(comparison, current),
+            **self._show_menu(current),
+            **note,
             ui.comparison: comparison,
-            ui.menu: current,
-            ui.models: gr.Dropdown(choices=current.list_choices(), interactive=True),
             ui.bar.text: "" if busy else gr.skip(),
             **ui.bar.show_buttons(busy=busy),
         }
@@ -230,6 +234,10 @@ class _CompareHandlers:
             **self._ui.show_columns(comparison, menu),
             **self._ui.bar.show_buttons(busy=False),
         }
+
+    def _show_menu(self, menu: ModelMenu) -> Updates:
+        choices = menu.list_choices()
+        return {self._ui.menu: menu, self._ui.models: gr.Dropdown(choices, interactive=True)}
 
     async def _note_models(
         self, menu: ModelMenu, names: Sequence[str], unknown: Sequence[str] = ()

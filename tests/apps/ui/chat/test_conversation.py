@@ -1,5 +1,6 @@
 """The model that answers a conversation, and answers that are stopped."""
 
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -27,7 +28,7 @@ ANSWERED = Conversation(
 )
 
 
-SETTINGS = AnswerSettings(system="", sampling=Sampling(temperature=0.0, max_tokens=16))
+SETTINGS = AnswerSettings("", Sampling(temperature=0.0, max_tokens=16), sends_earlier=True)
 
 
 async def collect_answer(
@@ -98,6 +99,36 @@ def test_answer_of_other_model_starts_new_conversation(api: StubApi, second: str
     assert find_facts(steps).model == second
     assert "newer answered instead of base-tuned; this is a new conversation" in steps[0].note
     assert [len(body["messages"]) for body in api.bodies] == [3, 1]
+
+
+def test_question_without_earlier_messages_is_not_sent_to_the_other_model_again(
+    api: StubApi,
+) -> None:
+    api.answering_models = ["newer"]
+    asked = ANSWERED.add(Turn("user", "second"))
+    question = make_question(asked)._replace(settings=replace(SETTINGS, sends_earlier=False))
+
+    async def collect(client: ApiClient) -> list[AnswerStep]:
+        return [step async for step in answer(client, question)]
+
+    steps = ask(api, collect)
+    assert [len(body["messages"]) for body in api.bodies] == [1]
+    assert steps[-1].conversation.model_id == "newer"
+    assert steps[-1].conversation.turns[0].text == "second"
+    assert "this is a new conversation" in steps[0].note
+
+
+def test_answer_is_continued_without_earlier_messages(api: StubApi) -> None:
+    cut = ANSWERED.add(Turn("user", "second")).add(Turn("assistant", "Hello ", AnswerFacts()))
+    settings = replace(SETTINGS, sends_earlier=False)
+    question = make_question(cut, continues=True)._replace(settings=settings)
+
+    async def collect(client: ApiClient) -> list[AnswerStep]:
+        return [step async for step in answer(client, question)]
+
+    ask(api, collect)
+    sent = [message["content"] for message in api.bodies[0]["messages"]]
+    assert sent == ["second", "Hello "]
 
 
 def test_conversation_continues_when_only_alias_moved(
@@ -197,7 +228,7 @@ async def continue_answer(client: ApiClient, cut: Conversation) -> list[AnswerSt
 
 
 def test_cut_answer_is_continued(api: StubApi) -> None:
-    settings = AnswerSettings("Be brief", Sampling(max_tokens=1))
+    settings = AnswerSettings("Be brief", Sampling(max_tokens=1), sends_earlier=True)
     asked = BEGUN.add(Turn("user", "hello"))
 
     async def collect(client: ApiClient) -> list[AnswerStep]:

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from apps.client.errors import ApiClientError
+from apps.ui.chat.model_menu import ModelMenu
+from apps.ui.compare import compare_page
 from apps.ui.settings import UiSettings
 from tests.apps.stub_api import LocalServer, StubApi, build_stub
-from tests.apps.ui.chat.test_chat_page import list_values
+from tests.apps.ui.chat.test_chat_page import set_values
 from tests.apps.ui.page_server import PageCaller, Result, serve_page
+
+NOTE_PLACE = 3
+"""The place of the note among the outputs of each function that lists models."""
 
 
 class CompareTab:
@@ -27,7 +33,7 @@ class CompareTab:
         return self.visitor.call(function, list(data), session_hash=self.session)
 
     def send(self, text: str, **settings: Any) -> tuple[Result, Result]:
-        asked = self.call("ask_all", text, None, None, list_values(**settings), self.names)
+        asked = self.call("ask_all", text, None, None, set_values(**settings), self.names)
         return asked, self.call("respond_all", None)
 
 
@@ -51,6 +57,14 @@ def tab(page_url: str) -> Iterator[CompareTab]:
     visitor.close()
 
 
+def find_note(result: Result) -> str:
+    """Return what a result shows in the place for notices."""
+    outputs = json.loads(result.text.rpartition("data: ")[2])["output"]["data"]
+    note = outputs[NOTE_PLACE]
+    assert note["visible"] is bool(note["value"])
+    return str(note["value"])
+
+
 def count_messages(stub: StubApi, model: str) -> list[int]:
     return [len(body["messages"]) for body in stub.bodies if body["model"] == model]
 
@@ -62,6 +76,12 @@ def test_histories_are_separate(tab: CompareTab, stub: StubApi) -> None:
     assert {body["seed"] for body in stub.bodies[:2]} == {3}
     for model in ("base", "base-tuned"):
         assert f"./models?model={model}" in second.text
+
+
+def test_questions_are_asked_on_their_own(tab: CompareTab, stub: StubApi) -> None:
+    tab.send("first", earlier=False)
+    tab.send("second", earlier=False)
+    assert count_messages(stub, "base") == count_messages(stub, "latest") == [1, 1]
 
 
 def test_failed_model_shows_reason_and_keeps_its_history(tab: CompareTab, stub: StubApi) -> None:
@@ -139,6 +159,25 @@ def test_models_are_chosen_although_the_page_could_not_be_opened(
     assert "There is no model" not in shown.text
     assert "Choose two to four models" not in shown.text
     _, answered = tab.send("hello")
+    assert "Hello there" in answered.text
+    visitor.close()
+
+
+def test_error_is_gone_once_the_models_are_read(
+    page_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> ModelMenu:
+        raise ApiClientError("the list is not available")
+
+    visitor = PageCaller(page_url)
+    tab = CompareTab(visitor, ["base", "latest"], is_opened=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(compare_page, "load_menu", fail)
+        assert "the list is not available" in find_note(tab.call("open_compare", None))
+        chosen = tab.call("choose_models", None, None, ["base", "latest"])
+        assert "the list is not available" in find_note(chosen)
+    asked, answered = tab.send("hello")
+    assert find_note(asked) == ""
     assert "Hello there" in answered.text
     visitor.close()
 

@@ -8,7 +8,9 @@ from apps.ui.compare.comparison import Comparison
 
 def ask(comparison: Comparison, name: str) -> Question:
     asked = Conversation((Turn("user", "hello"),), name)
-    question = Question(asked, AnswerSettings("", Sampling()), Conversation(asked_model=name))
+    question = Question(
+        asked, AnswerSettings("", Sampling(), sends_earlier=True), Conversation(asked_model=name)
+    )
     comparison.chats[name].ask(question)
     return question
 

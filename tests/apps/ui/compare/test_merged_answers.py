@@ -13,7 +13,7 @@ from apps.ui.compare.merged_answers import ColumnStep, MergedAnswers
 from tests.apps.stub_api import StubApi, ask
 from tests.waiting import wait_until
 
-SETTINGS = AnswerSettings("", Sampling(max_tokens=16))
+SETTINGS = AnswerSettings("", Sampling(max_tokens=16), sends_earlier=True)
 
 
 def make_questions(*names: str, text: str = "hello") -> dict[str, Question]:
