@@ -57,9 +57,8 @@ class _ProcessorMeter:
     def measure(self) -> float:
         """Return the share that was in use since the last call, from 0 to 1."""
         busy_s, all_s = _read_processor_times()
-        if (
-            all_s > self._all_s
-        ):  # the kernel counts in steps, and begins again in a restored machine
+        # The kernel counts in steps, and may begin again, as in a container that is restored.
+        if all_s > self._all_s:
             share = (busy_s - self._busy_s) / (all_s - self._all_s)
             self._share = min(max(share, 0.0), 1.0)
         self._busy_s, self._all_s = busy_s, all_s
