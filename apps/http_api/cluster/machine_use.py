@@ -51,11 +51,19 @@ class _ProcessorMeter:
     """
 
     def __init__(self) -> None:
+        self._measured_at = time.monotonic()
         self._busy_s, self._all_s = _read_processor_times()
         self._share = 0.0
 
     def measure(self) -> float:
-        """Return the share that was in use since the last call, from 0 to 1."""
+        """Return the share that was in use since the last measurement, from 0 to 1.
+
+        A measurement that is younger than `_MIN_AGE_S` is returned again.
+        """
+        now = time.monotonic()
+        if now - self._measured_at < _MIN_AGE_S:
+            return self._share
+        self._measured_at = now
         busy_s, all_s = _read_processor_times()
         # The kernel counts in steps, and may begin again, as in a container that is restored.
         if all_s > self._all_s:
@@ -79,8 +87,6 @@ class MachineMonitor:
         self._root = root
         self._lock = threading.Lock()
         self._history: deque[UseSample] = deque(maxlen=NUM_SAMPLES)
-        self._read_at = time.monotonic()
-        self._cpu_share = 0.0
         self._read_meter, self._recorded_meter = _ProcessorMeter(), _ProcessorMeter()
 
     def start(self) -> None:
@@ -94,31 +100,27 @@ class MachineMonitor:
 
     def read(self) -> MachineUse:
         """Return the present use; that of the processor is the mean since the last reading."""
+        return self._measure(self._read_meter)
+
+    def record(self) -> None:
+        """Add the use to the history; that of the processor is the mean since the last record."""
+        sample = self._measure(self._recorded_meter).to_sample()
+        with self._lock:
+            self._history.append(sample)
+
+    def _measure(self, meter: _ProcessorMeter) -> MachineUse:
+        with self._lock:
+            cpu_share = meter.measure()
         memory = psutil.virtual_memory()
         disk = shutil.disk_usage(self._root)
         return MachineUse(
             num_cpus=float(psutil.cpu_count() or 1),
-            cpu_share=self._read_cpu(),
+            cpu_share=cpu_share,
             memory_used=memory.total - memory.available,
             memory_total=memory.total,
             disk_used=disk.used,
             disk_total=disk.total,
         )
-
-    def record(self) -> None:
-        """Add the use to the history; that of the processor is the mean since the last record."""
-        use = self.read()
-        with self._lock:
-            share = self._recorded_meter.measure()
-            self._history.append(use._replace(cpu_share=share).to_sample())
-
-    def _read_cpu(self) -> float:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._read_at >= _MIN_AGE_S:
-                self._read_at = now
-                self._cpu_share = self._read_meter.measure()
-            return self._cpu_share
 
     def _keep_recording(self) -> None:
         while True:

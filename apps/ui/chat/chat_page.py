@@ -196,12 +196,7 @@ def build_chat_page(client: ApiClient, first_views: FirstViews) -> None:
     ui.timer.tick(page.refresh_chat, [ui.menu, ui.model], [ui.model, ui.menu], **RAW)
     ui.more.click(page.add_checkpoints, ui.menu, [ui.menu, ui.model], **RAW)
     ui.kept.change(None, ui.kept, js=STORE_JS)
-    settings.listen().then(
-        ui.program.update_code,
-        [ui.chat, ui.program.panel, settings.panel],
-        ui.program.panel,
-        **LATEST_RAW,
-    )
+    ui.program.update_after(settings.listen(), ui.chat, settings.panel)
     answering = _build_questions(ui, questions)
     stopping: EventOptions = {**RAW, "cancels": answering}
     choosing: EventOptions = {**LATEST_RAW, "cancels": answering}
@@ -253,11 +248,9 @@ def _build_questions(ui: ChatLayout, page: QuestionHandlers) -> list[Dependency]
             [ui.chat, ui.history, ui.answered_by, ui.bar.text, ui.note],
             **LATEST_RAW,
         )
-        step.then(page.free_buttons, ui.chat, [ui.kept, ui.go_on, *ui.bar.buttons], **LATEST).then(
-            ui.program.update_code,
-            [ui.chat, ui.program.panel, settings],
-            ui.program.panel,
-            **LATEST_RAW,
+        freed = step.then(
+            page.free_buttons, ui.chat, [ui.kept, ui.go_on, *ui.bar.buttons], **LATEST
         )
+        ui.program.update_after(freed, ui.chat, settings)
         answering.append(step)
     return answering

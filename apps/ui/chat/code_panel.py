@@ -5,6 +5,7 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import Component
+from gradio.events import Dependency
 
 from apps.ui.chat.conversation import Conversation, OpenChat
 from apps.ui.chat.request_code import write_code
@@ -90,6 +91,10 @@ class CodePanel:
             settings.sampling,
             needs_key=find_visitor_key() is not None,
         )
+
+    def update_after(self, event: Dependency, chat: gr.State, settings: Component) -> None:
+        """Update the request after an event, if the panel is open."""
+        event.then(self.update_code, [chat, self.panel, settings], self.panel, **LATEST_RAW)
 
     def listen(self, chat: gr.State, settings: Component) -> None:
         """Show the request when the panel is opened, or another language is chosen."""

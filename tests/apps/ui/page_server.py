@@ -57,6 +57,12 @@ class Result:
     success: bool
     text: str
 
+    @property
+    def outputs(self) -> list[Any]:
+        """The last values of the components that the function updates."""
+        outputs: list[Any] = json.loads(self.text.rpartition("data: ")[2])["output"]["data"]
+        return outputs
+
 
 class PageCaller:
     """A visitor without a browser."""

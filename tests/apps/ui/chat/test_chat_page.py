@@ -358,7 +358,7 @@ def test_invalid_setting_is_named_at_its_field(
     tab: Tab, stub: StubApi, name: str, value: Any, message: str
 ) -> None:
     refused = tab.ask("hello", **{name: value})
-    outputs = json.loads(refused.text.rpartition("data: ")[2])["output"]["data"]
+    outputs = refused.outputs
     (panel,) = [output for output in outputs if output and "faults" in output.get("props", {})]
     assert panel["props"]["faults"]["messages"] == {name: message}
     assert panel["props"]["faults"]["sent"] == set_values(**{name: value})
@@ -430,7 +430,7 @@ def test_kept_conversation_is_continued_after_reload(tab: Tab, stub: StubApi) ->
 
 
 def read_kept(result: Result) -> str:
-    outputs = json.loads(result.text.rpartition("data: ")[2])["output"]["data"]
+    outputs = result.outputs
     return str(next(output for output in outputs if isinstance(output, str) and "turns" in output))
 
 
@@ -518,7 +518,7 @@ def test_empty_message_changes_nothing(tab: Tab, stub: StubApi, text: str | None
     assert asked.success
     assert responded.success
     assert stub.bodies == []
-    outputs = json.loads(asked.text.rpartition("data: ")[2])["output"]["data"]
+    outputs = asked.outputs
     send, stop = outputs[-2:]
     assert send == stop == {"__type__": "update"}, "the buttons were changed"
     assert "visible" not in str(outputs)

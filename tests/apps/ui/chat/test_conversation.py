@@ -35,7 +35,11 @@ async def collect_answer(
     client: ApiClient, question: str, conversation: Conversation = BEGUN
 ) -> list[AnswerStep]:
     asked = conversation.add(Turn("user", question))
-    return [step async for step in answer(client, make_question(asked))]
+    return await collect_steps(client, make_question(asked))
+
+
+async def collect_steps(client: ApiClient, question: Question) -> list[AnswerStep]:
+    return [step async for step in answer(client, question)]
 
 
 def find_facts(steps: list[AnswerStep]) -> AnswerFacts:
@@ -107,11 +111,7 @@ def test_question_without_earlier_messages_is_not_sent_to_the_other_model_again(
     api.answering_models = ["newer"]
     asked = ANSWERED.add(Turn("user", "second"))
     question = make_question(asked)._replace(settings=replace(SETTINGS, sends_earlier=False))
-
-    async def collect(client: ApiClient) -> list[AnswerStep]:
-        return [step async for step in answer(client, question)]
-
-    steps = ask(api, collect)
+    steps = ask(api, lambda client: collect_steps(client, question))
     assert [len(body["messages"]) for body in api.bodies] == [1]
     assert steps[-1].conversation.model_id == "newer"
     assert steps[-1].conversation.turns[0].text == "second"
@@ -122,11 +122,7 @@ def test_answer_is_continued_without_earlier_messages(api: StubApi) -> None:
     cut = ANSWERED.add(Turn("user", "second")).add(Turn("assistant", "Hello ", AnswerFacts()))
     settings = replace(SETTINGS, sends_earlier=False)
     question = make_question(cut, continues=True)._replace(settings=settings)
-
-    async def collect(client: ApiClient) -> list[AnswerStep]:
-        return [step async for step in answer(client, question)]
-
-    ask(api, collect)
+    ask(api, lambda client: collect_steps(client, question))
     sent = [message["content"] for message in api.bodies[0]["messages"]]
     assert sent == ["second", "Hello "]
 
@@ -224,18 +220,14 @@ def test_answer_names_run_step_and_speed(api: StubApi) -> None:
 
 
 async def continue_answer(client: ApiClient, cut: Conversation) -> list[AnswerStep]:
-    return [step async for step in answer(client, make_question(cut, continues=True))]
+    return await collect_steps(client, make_question(cut, continues=True))
 
 
 def test_cut_answer_is_continued(api: StubApi) -> None:
     settings = AnswerSettings("Be brief", Sampling(max_tokens=1), sends_earlier=True)
     asked = BEGUN.add(Turn("user", "hello"))
-
-    async def collect(client: ApiClient) -> list[AnswerStep]:
-        question = Question(asked, settings, BEGUN)
-        return [step async for step in answer(client, question)]
-
-    cut = ask(api, collect)[-1].conversation
+    question = Question(asked, settings, BEGUN)
+    cut = ask(api, lambda client: collect_steps(client, question))[-1].conversation
     assert cut.turns[-1].text == "Hello "
     assert cut.find_cut_answer() is cut.turns[-1]
     last = ask(api, lambda client: continue_answer(client, cut))[-1].conversation

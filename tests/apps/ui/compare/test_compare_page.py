@@ -1,6 +1,5 @@
 """The page "Compare" through its functions, without a browser."""
 
-import json
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -59,8 +58,7 @@ def tab(page_url: str) -> Iterator[CompareTab]:
 
 def find_note(result: Result) -> str:
     """Return what a result shows in the place for notices."""
-    outputs = json.loads(result.text.rpartition("data: ")[2])["output"]["data"]
-    note = outputs[NOTE_PLACE]
+    note = result.outputs[NOTE_PLACE]
     assert note["visible"] is bool(note["value"])
     return str(note["value"])
 
@@ -98,7 +96,7 @@ def test_failed_model_shows_reason_and_keeps_its_history(tab: CompareTab, stub: 
 def test_question_returns_to_field_if_all_models_fail(tab: CompareTab, stub: StubApi) -> None:
     stub.busy_models = ["base", "latest"]
     _, refused = tab.send("hello again")
-    outputs = json.loads(refused.text.rpartition("data: ")[2])["output"]["data"]
+    outputs = refused.outputs
     assert outputs[-1] == "hello again"
 
 
@@ -163,7 +161,7 @@ def test_models_are_chosen_although_the_page_could_not_be_opened(
     visitor.close()
 
 
-def test_error_is_gone_once_the_models_are_read(
+def test_error_is_removed_once_the_models_are_read(
     page_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> ModelMenu:
